@@ -1,0 +1,605 @@
+//! The layout of every map: what the programs and user space both read.
+//!
+//! All values are in host byte order unless a field says otherwise. Padding is explicit and always
+//! zero: hash maps compare keys byte by byte. Sizes and offsets are asserted below, so that a change
+//! of layout cannot be made by accident; a change also needs another [`LAYOUT_VERSION`], which is
+//! part of the pin path.
+
+/// Version of all layouts but the registry's. Part of the pin path (`v1/`).
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Pin names. bpffs forbids `.` in names.
+pub mod pin {
+    /// CNI-written identities; pinned directly under the bpffs directory, outside the layout version.
+    pub const REGISTRY: &str = "registry_v1";
+    /// Consumer rows by ifindex.
+    pub const CONSUMERS: &str = "consumers";
+    /// Source addresses that an interface may use.
+    pub const SOURCES: &str = "sources";
+    /// Route entries for one address, protocol and port.
+    pub const SERVICES: &str = "services";
+    /// Policy slots by policy id.
+    pub const POLICIES: &str = "policies";
+    /// Backend ids by slot.
+    pub const SLOTS: &str = "slots";
+    /// Backends by backend id.
+    pub const BACKENDS: &str = "backends";
+    /// Flow entries.
+    pub const FLOWS: &str = "flows";
+    /// Packets per verdict and reason, per CPU.
+    pub const COUNTERS: &str = "counters";
+    /// Run-time switches, mapped into the agent's memory.
+    pub const CONTROL: &str = "control";
+    /// Ifindexes whose registered token differs from their row's.
+    pub const WAKES: &str = "wakes";
+    /// When an ifindex was last written to `wakes`.
+    pub const WAKE_MARKS: &str = "wake_marks";
+    /// The name of the program (and the prefix of its pin: `classifier_<program id>`).
+    pub const PROGRAM: &str = "classifier";
+}
+
+/// Default number of entries of each map that a flag can size.
+pub mod capacity {
+    /// Fixed: CNIs create this map too, and everybody checks the number.
+    pub const REGISTRY: u32 = 16_384;
+    /// Consumer rows.
+    pub const CONSUMERS: u32 = 16_384;
+    /// Source addresses.
+    pub const SOURCES: u32 = 65_536;
+    /// Route entries.
+    pub const SERVICES: u32 = 131_072;
+    /// Policy slots.
+    pub const POLICIES: u32 = 16_384;
+    /// The arena of slots: at most 2^24, the width of a selector's base.
+    pub const SLOTS: u32 = 262_144;
+    /// Backends.
+    pub const BACKENDS: u32 = 65_536;
+    /// Flow entries (two a flow).
+    pub const FLOWS: u32 = 262_144;
+    /// Bytes of the ring buffer of wakes.
+    pub const WAKES_BYTES: u32 = 65_536;
+    /// Rate marks of wakes.
+    pub const WAKE_MARKS: u32 = 16_384;
+}
+
+/// Value of `registry_v1`: the identity behind one ifindex, written by a CNI. 40 bytes.
+///
+/// Read `token`, the rest, `token` again; a difference is a write in progress: read once more.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegistryRow {
+    /// Names the incarnation. Random, never 0.
+    pub token: u64,
+    /// MAC of the workload's side of the interface; all 0 if unknown.
+    pub mac: [u8; 6],
+    /// MAC of the host's side when the identity was registered: it names the device (ifindexes are reused).
+    pub host_mac: [u8; 6],
+    /// A hint: [`RegistryRow::KIND_UNKNOWN`], [`RegistryRow::KIND_VETH`] or [`RegistryRow::KIND_TAP`].
+    pub kind: u8,
+    /// [`RegistryRow::FLAG_HOST_MAC_SHARED`].
+    pub flags: u8,
+    /// Zero.
+    pub pad: [u8; 2],
+    /// The first 16 bytes of SHA-256 of the identity string; all 0 if none was given.
+    pub incarnation: [u8; 16],
+}
+
+impl RegistryRow {
+    /// `kind`: not said.
+    pub const KIND_UNKNOWN: u8 = 0;
+    /// `kind`: a veth.
+    pub const KIND_VETH: u8 = 1;
+    /// `kind`: a tap.
+    pub const KIND_TAP: u8 = 2;
+    /// `flags`: this CNI gives all host sides one MAC, so `host_mac` does not name the device.
+    pub const FLAG_HOST_MAC_SHARED: u8 = 1;
+}
+
+/// Value of `consumers`: the gate of one interface. 24 bytes.
+///
+/// A packet that matches a route entry is delivered only if `token` is not 0 and equals the
+/// registry's. `ifindex` repeats the key: under replacement a hash value can turn into another key's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConsumerRow {
+    /// The token it was programmed for; 0 = closed.
+    pub token: u64,
+    /// The key again.
+    pub ifindex: u32,
+    /// Flows carry it; raised when a route entry of this interface is revoked, so that they are looked up anew.
+    pub epoch: u32,
+    /// [`ConsumerRow::HAS_SERVICES`] and others.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl ConsumerRow {
+    /// `flags`: there are entries in `services`.
+    pub const HAS_SERVICES: u32 = 1;
+    /// `flags`: the addresses of the attachment are known and in `sources`; others are `spoofed`.
+    pub const HAS_SOURCES: u32 = 1 << 1;
+}
+
+/// Address family in keys: 4 or 6, so that an IPv4 address never equals an IPv6 one.
+pub const FAMILY_V4: u8 = 4;
+/// See [`FAMILY_V4`].
+pub const FAMILY_V6: u8 = 6;
+
+/// IPv4 addresses fill the first four bytes, network order; the others are 0.
+pub type Address = [u8; 16];
+
+/// Key of `services`. 24 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceKey {
+    /// The consumer's host-side interface.
+    pub ifindex: u32,
+    /// Destination port, network order.
+    pub port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Destination address.
+    pub address: Address,
+}
+
+/// Value of `services`: where a destination leads. 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouteEntry {
+    /// Index into `policies`.
+    pub policy: u32,
+    /// [`RouteEntry::OPEN`].
+    pub flags: u32,
+    /// [`ServiceKey::check`] of its key: a value that turned into another key's is a miss.
+    pub check: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+impl RouteEntry {
+    /// `flags`: the pair's own gate. A closed entry still claims its destination.
+    pub const OPEN: u32 = 1;
+}
+
+/// Key of `sources`. 24 bytes. The value is the [`SourceKey::check`] of the key (u64).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceKey {
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// Source address.
+    pub address: Address,
+}
+
+/// Value of `policies`: one policy slot. 96 bytes. The program reads single words of it, each once.
+///
+/// From `name_hash` on it describes itself to the next life of the agent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicySlot {
+    /// [`Selector`] as one word: the only thing that decides which set is used. Length 0: no set.
+    pub selector: u64,
+    /// Nanoseconds (boot clock) without a live, current agent after which nothing is served; 0 = no bound.
+    pub max_staleness: u64,
+    /// [`PolicySlot::PASS_WHILE_HELD`].
+    pub flags: u64,
+    /// Its own deadline on the boot clock in nanoseconds, while the policy itself is behind; 0 = none.
+    pub stale_after: u64,
+    /// First 8 bytes of SHA-256 of `namespace/name`; 0 = the slot is free.
+    pub name_hash: u64,
+    /// First 16 bytes of SHA-256 of the policy's uid.
+    pub uid: [u8; 16],
+    /// Generation of the policy that the selected set serves.
+    pub served_generation: u64,
+    /// Since when (Unix milliseconds) it serves that generation.
+    pub served_since: u64,
+    /// When a switch began to wait (boot clock, nanoseconds); 0 = none waits.
+    pub waiting_since: u64,
+    /// The last set generation that was given out (24 bits): never goes back within a slot.
+    pub last_set_generation: u64,
+    /// Zero.
+    pub reserved: u64,
+}
+
+impl PolicySlot {
+    /// `flags`: `whileHeld: Pass`. Otherwise packets of held intents are dropped.
+    pub const PASS_WHILE_HELD: u64 = 1;
+}
+
+/// What a policy's selector word says: base 24 bits | length 16 | generation 24.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// First slot of the set.
+    pub base: u32,
+    /// Number of slots; 0 = the empty set.
+    pub length: u16,
+    /// Generation of the set, counted per policy slot, 24 bits, wraps.
+    pub generation: u32,
+}
+
+impl Selector {
+    /// Mask of a generation.
+    pub const GENERATION_MASK: u32 = 0x00ff_ffff;
+
+    /// As the word in [`PolicySlot::selector`].
+    #[inline(always)]
+    pub const fn pack(self) -> u64 {
+        ((self.base as u64 & 0x00ff_ffff) << 40)
+            | ((self.length as u64) << 24)
+            | (self.generation & Self::GENERATION_MASK) as u64
+    }
+
+    /// From the word in [`PolicySlot::selector`].
+    #[inline(always)]
+    pub const fn unpack(word: u64) -> Self {
+        Self {
+            base: (word >> 40) as u32,
+            length: (word >> 24) as u16,
+            generation: word as u32 & Self::GENERATION_MASK,
+        }
+    }
+}
+
+/// Whether generation `a` (24 bits, wrapping) is at least `b`.
+#[inline(always)]
+pub const fn generation_at_least(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) & Selector::GENERATION_MASK) < 0x0080_0000
+}
+
+/// Value of `backends`: one producer of one policy. 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backend {
+    /// The producer's token when the set was made; delivered only while the registry says the same. 0 = free.
+    pub token: u64,
+    /// [`Target`] as one word.
+    pub target: u64,
+    /// Until when (boot clock, nanoseconds) established flows may stay after it left its set; 0 = not at all.
+    pub drain_until: u64,
+    /// Its IPv4 address, network order; 0 = none.
+    pub address_v4: [u8; 4],
+    /// MAC of the workload's side; all 0 if unknown.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub pad: [u8; 6],
+    /// Its IPv6 address; all 0 = none.
+    pub address_v6: [u8; 16],
+    /// Index of the policy slot that owns it.
+    pub policy: u32,
+    /// Zero.
+    pub pad2: u32,
+}
+
+/// How a packet reaches a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Host-side interface.
+    pub ifindex: u32,
+    /// [`Target::PEER`] or others.
+    pub kind: u8,
+    /// Selector generation up to which it is a member of its set (24 bits).
+    pub last_generation: u32,
+}
+
+impl Target {
+    /// `kind`: `bpf_redirect_peer` to `ifindex`.
+    pub const PEER: u8 = 1;
+
+    /// As the word in [`Backend::target`].
+    #[inline(always)]
+    pub const fn pack(self) -> u64 {
+        (((self.last_generation & Selector::GENERATION_MASK) as u64) << 40)
+            | ((self.kind as u64) << 32)
+            | self.ifindex as u64
+    }
+
+    /// From the word in [`Backend::target`].
+    #[inline(always)]
+    pub const fn unpack(word: u64) -> Self {
+        Self {
+            ifindex: word as u32,
+            kind: (word >> 32) as u8,
+            last_generation: (word >> 40) as u32,
+        }
+    }
+}
+
+/// Key of `flows`: the packet as it arrives. 44 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowKey {
+    /// Interface where the packet arrives.
+    pub ifindex: u32,
+    /// Source port, network order.
+    pub source_port: u16,
+    /// Destination port, network order.
+    pub destination_port: u16,
+    /// Source address.
+    pub source: Address,
+    /// Destination address.
+    pub destination: Address,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+
+/// Value of `flows`: both directions of a flow have one, requests at the consumer and answers at the producer. 56 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// The consumer's token.
+    pub consumer_token: u64,
+    /// The producer's token.
+    pub producer_token: u64,
+    /// The consumer's interface.
+    pub consumer: u32,
+    /// The producer's interface.
+    pub producer: u32,
+    /// [`ConsumerRow::epoch`] when the route was last looked up.
+    pub epoch: u32,
+    /// Backend id.
+    pub backend: u32,
+    /// Policy slot.
+    pub policy: u32,
+    /// Coarse seconds when the twin entry was last seen to exist.
+    pub twin_checked: u32,
+    /// [`Flow::ANSWER`].
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// FNV-1a of its key: a value that turned into another key's is a miss.
+    pub check: u64,
+}
+
+impl Flow {
+    /// `flags`: the entry is for answers (it arrives at the producer).
+    pub const ANSWER: u32 = 1;
+}
+
+/// Words of the `control` array (u64 each).
+pub mod control {
+    /// The nonce that a probe carries in cb[3] (low half) and cb[4] (high half); 0 = probes are off.
+    pub const NONCE: u32 = 0;
+    /// Boot clock, nanoseconds, when the agent last was current with its source.
+    pub const LAST_CURRENT: u32 = 1;
+    /// Debug level: 0 = no log lines.
+    pub const DEBUG: u32 = 2;
+    /// Number of words.
+    pub const LEN: u32 = 8;
+}
+
+/// What the program did with a packet: index into `counters`, and low byte of a probe's answer.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// Not ours: never captured, or no route entry of this interface matches.
+    Pass = 0,
+    /// Request delivered to a producer.
+    Delivered = 1,
+    /// Answer delivered to a consumer.
+    Answered = 2,
+    /// A route matched, its gate is closed and its policy says `whileHeld: Pass`.
+    PassedHeld = 3,
+    /// Dropped: consumer row, entry or selector is closed.
+    DropHeld = 4,
+    /// Dropped: the set of the policy is empty, or its producer is not the one that was programmed.
+    DropNoProducer = 5,
+    /// Dropped: the source address is none of the attachment's.
+    DropSpoofed = 6,
+    /// Dropped: more new flows than the consumer may open.
+    DropFlowRate = 7,
+    /// Dropped: the answer key of a new flow belongs to another flow.
+    DropFlowCollision = 8,
+    /// Dropped: an answer whose tokens or policy are not current.
+    DropStale = 9,
+    /// Dropped: the policy's `maxStaleness` has passed.
+    DropExpired = 10,
+    /// Dropped: a later fragment without its first, towards a claimed destination.
+    DropFragment = 11,
+    /// Dropped: no complete header could be read.
+    DropMalformed = 12,
+    /// Dropped: larger than the way to the producer takes.
+    DropTooBig = 13,
+}
+
+impl Verdict {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 14] = [
+        Self::Pass,
+        Self::Delivered,
+        Self::Answered,
+        Self::PassedHeld,
+        Self::DropHeld,
+        Self::DropNoProducer,
+        Self::DropSpoofed,
+        Self::DropFlowRate,
+        Self::DropFlowCollision,
+        Self::DropStale,
+        Self::DropExpired,
+        Self::DropFragment,
+        Self::DropMalformed,
+        Self::DropTooBig,
+    ];
+
+    /// From the number in a counter index or a probe's answer.
+    pub fn from_u32(value: u32) -> Option<Self> {
+        Self::ALL.get(value as usize).copied()
+    }
+
+    /// Label `verdict` of `holdfast_packets_total`.
+    pub const fn verdict_label(self) -> &'static str {
+        match self {
+            Self::Pass | Self::PassedHeld => "pass",
+            Self::Delivered | Self::Answered => "delivered",
+            _ => "drop",
+        }
+    }
+
+    /// Label `reason` of `holdfast_packets_total`.
+    pub const fn reason_label(self) -> &'static str {
+        match self {
+            Self::Pass => "unmatched",
+            Self::Delivered => "request",
+            Self::Answered => "answer",
+            Self::PassedHeld | Self::DropHeld => "held",
+            Self::DropNoProducer => "no_producer",
+            Self::DropSpoofed => "spoofed",
+            Self::DropFlowRate => "flow_rate",
+            Self::DropFlowCollision => "flow_collision",
+            Self::DropStale => "stale",
+            Self::DropExpired => "expired",
+            Self::DropFragment => "fragment",
+            Self::DropMalformed => "malformed",
+            Self::DropTooBig => "too_big",
+        }
+    }
+}
+
+/// Entries of `counters`.
+pub const COUNTERS: u32 = 16;
+
+/// A probe: a test run that asks what would happen, and changes nothing.
+///
+/// `mark` is not 0 and cb[3], cb[4] are the nonce. In: cb[0] = base and cb[1] = length of the slots to
+/// use instead of the selector (length 0 = use the selector), cb[2] = flags | policy << 8. Out: cb[0] =
+/// [`Verdict`], cb[1] = target ifindex, cb[2] = policy, cb[3] = set generation, cb[4] = backend id.
+pub mod probe {
+    /// The mark a probe carries.
+    pub const MARK: u32 = 0x4846_0001;
+    /// cb[2]: judge as if the consumer's row and the entry were open.
+    pub const AS_IF_OPEN: u32 = 1;
+    /// cb[2]: look up no route and no row: judge the slots of cb[0], cb[1] for the policy in the upper bits.
+    pub const SET_ONLY: u32 = 2;
+    /// cb[1] is this in an answer when there is no target.
+    pub const NO_TARGET: u32 = 0;
+}
+
+/// FNV-1a over bytes: spreads keys, guards nothing secret.
+#[inline(always)]
+fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
+    for &byte in bytes {
+        hash = (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash
+}
+
+/// Mixes eight-byte words: a few multiplications instead of one a byte.
+#[inline(always)]
+const fn mix(hash: u64, word: u64) -> u64 {
+    let x = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^ (x >> 29)
+}
+
+#[inline(always)]
+const fn words(address: &Address) -> (u64, u64) {
+    let a = u64::from_ne_bytes([
+        address[0], address[1], address[2], address[3], address[4], address[5], address[6], address[7],
+    ]);
+    let b = u64::from_ne_bytes([
+        address[8],
+        address[9],
+        address[10],
+        address[11],
+        address[12],
+        address[13],
+        address[14],
+        address[15],
+    ]);
+    (a, b)
+}
+
+impl ServiceKey {
+    /// What [`RouteEntry::check`] must say.
+    #[inline(always)]
+    pub const fn check(&self) -> u32 {
+        let (a, b) = words(&self.address);
+        let head = (self.ifindex as u64) << 32
+            | (self.port as u64) << 16
+            | (self.protocol as u64) << 8
+            | self.family as u64;
+        let hash = mix(mix(mix(0, head), a), b);
+        (hash ^ (hash >> 32)) as u32
+    }
+}
+
+impl SourceKey {
+    /// What the value must say.
+    #[inline(always)]
+    pub const fn check(&self) -> u64 {
+        let (a, b) = words(&self.address);
+        mix(mix(mix(0, (self.ifindex as u64) << 8 | self.family as u64), a), b)
+    }
+}
+
+impl FlowKey {
+    /// Hash of the whole key: picks the slot of a new flow, and is [`Flow::check`].
+    #[inline(always)]
+    pub const fn hash(&self) -> u64 {
+        let (s1, s2) = words(&self.source);
+        let (d1, d2) = words(&self.destination);
+        let head =
+            (self.ifindex as u64) << 32 | (self.source_port as u64) << 16 | self.destination_port as u64;
+        let tail = (self.protocol as u64) << 8 | self.family as u64;
+        mix(mix(mix(mix(mix(mix(0, head), s1), s2), d1), d2), tail)
+    }
+}
+
+/// A checksum over map names and sizes; kept so that the layout test can name what changed.
+pub fn layout_fingerprint() -> u64 {
+    let sizes: [(&str, usize, usize); 9] = [
+        (pin::REGISTRY, 4, size_of::<RegistryRow>()),
+        (pin::CONSUMERS, 4, size_of::<ConsumerRow>()),
+        (pin::SOURCES, size_of::<SourceKey>(), 8),
+        (pin::SERVICES, size_of::<ServiceKey>(), size_of::<RouteEntry>()),
+        (pin::POLICIES, 4, size_of::<PolicySlot>()),
+        (pin::SLOTS, 4, 4),
+        (pin::BACKENDS, 4, size_of::<Backend>()),
+        (pin::FLOWS, size_of::<FlowKey>(), size_of::<Flow>()),
+        (pin::CONTROL, 4, 8),
+    ];
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for (name, key, value) in sizes {
+        hash = fnv1a(hash, name.as_bytes());
+        hash = fnv1a(hash, &(key as u64).to_le_bytes());
+        hash = fnv1a(hash, &(value as u64).to_le_bytes());
+    }
+    hash
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<RegistryRow>() == 40);
+    assert!(offset_of!(RegistryRow, mac) == 8);
+    assert!(offset_of!(RegistryRow, host_mac) == 14);
+    assert!(offset_of!(RegistryRow, kind) == 20);
+    assert!(offset_of!(RegistryRow, flags) == 21);
+    assert!(offset_of!(RegistryRow, incarnation) == 24);
+    assert!(size_of::<ConsumerRow>() == 24);
+    assert!(offset_of!(ConsumerRow, ifindex) == 8);
+    assert!(offset_of!(ConsumerRow, flags) == 16);
+    assert!(size_of::<ServiceKey>() == 24);
+    assert!(offset_of!(ServiceKey, address) == 8);
+    assert!(size_of::<RouteEntry>() == 16);
+    assert!(size_of::<SourceKey>() == 24);
+    assert!(size_of::<PolicySlot>() == 96);
+    assert!(offset_of!(PolicySlot, selector) == 0);
+    assert!(offset_of!(PolicySlot, name_hash) == 32);
+    assert!(offset_of!(PolicySlot, waiting_since) == 72);
+    assert!(size_of::<Backend>() == 64);
+    assert!(offset_of!(Backend, target) == 8);
+    assert!(offset_of!(Backend, address_v6) == 40);
+    assert!(size_of::<FlowKey>() == 44);
+    assert!(size_of::<Flow>() == 56);
+    assert!(offset_of!(Flow, check) == 48);
+    assert!(Verdict::ALL.len() <= COUNTERS as usize);
+};

@@ -1,0 +1,7 @@
+//! The pure core of Holdfast: it decides what is held, what is programmed, and in which order the kernel is told.
+//!
+//! [`Engine::handle`] takes events, [`Engine::poll`] gives effects, [`Engine::next_deadline`] says when to
+//! poll although nothing happened, [`Engine::view`] shows what is known. No sockets, no tasks, no clock.
+
+pub mod model;
+pub mod view;

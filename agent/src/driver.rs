@@ -1,0 +1,201 @@
+//! The one task that owns the engine, and the handle by which everybody else asks it.
+
+use holdfast_engine::model::{Ifindex, ObjectName, Token};
+use holdfast_engine::view::{AttachmentView, IntentView, PolicyView, Settled, Summary};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::source::SourceStatus;
+
+/// What others may ask of the driver.
+#[derive(Debug)]
+pub enum Command {
+    /// The identity of this interface may have changed. Answered when the engine is done with it.
+    Poke {
+        /// Which.
+        ifindex: Ifindex,
+        /// The token that was registered; none = unregistered.
+        token: Option<Token>,
+        /// The answer.
+        reply: oneshot::Sender<Settled>,
+    },
+    /// Everything, for `status` and the report.
+    Snapshot(oneshot::Sender<Snapshot>),
+    /// One policy.
+    Policy(ObjectName, oneshot::Sender<Option<PolicyStatus>>),
+    /// Totals and the policies in trouble, for the metrics (all policies if `true`).
+    Metrics(bool, oneshot::Sender<MetricsSnapshot>),
+}
+
+/// A policy with its intents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyStatus {
+    /// The policy.
+    pub policy: PolicyView,
+    /// Its intents.
+    pub intents: Vec<IntentView>,
+}
+
+/// Everything that the engine knows, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Name of the node.
+    pub node: String,
+    /// Names the life of the pins: survives restart and upgrade, not reboot or a wiped bpffs.
+    pub epoch: String,
+    /// Now, milliseconds since the Unix epoch.
+    pub now_wall_ms: i64,
+    /// Now, nanoseconds on the boot clock.
+    pub now_boot_ns: u64,
+    /// Totals.
+    pub summary: Summary,
+    /// Every policy that selects a consumer here.
+    pub policies: Vec<PolicyView>,
+    /// Every intent.
+    pub intents: Vec<IntentView>,
+    /// Every attachment of this node.
+    pub attachments: Vec<AttachmentView>,
+    /// How the source is doing.
+    pub source: SourceStatus,
+    /// Age of the source's last sign of life, nanoseconds; none = never.
+    pub source_age_ns: Option<u64>,
+}
+
+/// What a scrape needs from the engine's task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetricsSnapshot {
+    /// Now, milliseconds since the Unix epoch.
+    pub now_wall_ms: i64,
+    /// Now, nanoseconds on the boot clock.
+    pub now_boot_ns: u64,
+    /// Totals.
+    pub summary: Summary,
+    /// Policies that are held, failed or behind (or all).
+    pub policies: Vec<PolicyView>,
+    /// How the source is doing.
+    pub source: SourceStatus,
+    /// Wall time of the source's last sign of life, milliseconds since the Unix epoch.
+    pub source_last_activity_ms: Option<i64>,
+    /// `holdfast_programming_duration_seconds`: per leg the count, the sum in nanoseconds, and counts per bucket.
+    pub durations: std::collections::BTreeMap<holdfast_engine::model::Leg, Histogram>,
+    /// Events waiting for the engine.
+    pub queue_depth: u64,
+    /// Seconds that the events of the last batch waited.
+    pub queue_wait: Histogram,
+    /// Duration of passes (handle + poll).
+    pub pass_duration: Histogram,
+    /// Reports written: result (`ok`, `error`) -> count.
+    pub report_writes: std::collections::BTreeMap<&'static str, u64>,
+    /// Errors of each loop.
+    pub loop_errors: std::collections::BTreeMap<&'static str, u64>,
+    /// Netlink receive overruns.
+    pub netlink_overruns: u64,
+    /// Complete dumps beyond the first.
+    pub netlink_resyncs: u64,
+}
+
+/// A histogram with the buckets [`Histogram::BOUNDS_NS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// Observations.
+    pub count: u64,
+    /// Their sum in nanoseconds.
+    pub sum_ns: u64,
+    /// Observations not above each bound (cumulative), in the order of the bounds.
+    pub buckets: [u64; 16],
+}
+
+impl Histogram {
+    /// Upper bounds, nanoseconds: 10 us to about 5 min, factor of about 3.
+    pub const BOUNDS_NS: [u64; 16] = [
+        10_000,
+        30_000,
+        100_000,
+        300_000,
+        1_000_000,
+        3_000_000,
+        10_000_000,
+        30_000_000,
+        100_000_000,
+        300_000_000,
+        1_000_000_000,
+        3_000_000_000,
+        10_000_000_000,
+        30_000_000_000,
+        100_000_000_000,
+        300_000_000_000,
+    ];
+
+    /// Adds one observation.
+    pub fn observe(&mut self, nanos: u64) {
+        self.count += 1;
+        self.sum_ns = self.sum_ns.saturating_add(nanos);
+        for (bucket, bound) in self.buckets.iter_mut().zip(Self::BOUNDS_NS) {
+            if nanos <= bound {
+                *bucket += 1;
+            }
+        }
+    }
+}
+
+/// Asks the driver. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: mpsc::Sender<Command>,
+}
+
+/// The driver has ended: the agent is shutting down.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the agent is shutting down")]
+pub struct Gone;
+
+impl Handle {
+    /// A handle on this queue.
+    #[must_use]
+    pub const fn new(commands: mpsc::Sender<Command>) -> Self {
+        Self { commands }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Gone> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| Gone)?;
+        answer.await.map_err(|_| Gone)
+    }
+
+    /// Says that an identity may have changed; returns when the engine is done with the interface.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn poke(&self, ifindex: Ifindex, token: Option<Token>) -> Result<Settled, Gone> {
+        self.ask(|reply| Command::Poke {
+            ifindex,
+            token,
+            reply,
+        })
+        .await
+    }
+
+    /// Everything.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn snapshot(&self) -> Result<Snapshot, Gone> {
+        self.ask(Command::Snapshot).await
+    }
+
+    /// One policy.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn policy(&self, name: ObjectName) -> Result<Option<PolicyStatus>, Gone> {
+        self.ask(|reply| Command::Policy(name, reply)).await
+    }
+
+    /// What a scrape needs; all policies if `all`, else those in trouble.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn metrics(&self, all: bool) -> Result<MetricsSnapshot, Gone> {
+        self.ask(|reply| Command::Metrics(all, reply)).await
+    }
+}

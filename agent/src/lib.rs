@@ -1,0 +1,16 @@
+//! Holdfast: an edge-node eBPF dataplane agent that gates on interface and identity readiness.
+//!
+//! See ARCHITECTURE.md for the way of one event from netlink to map to acknowledgment.
+
+pub mod api;
+pub mod cli;
+pub mod config;
+pub mod datapath;
+pub mod driver;
+pub mod netlink;
+pub mod preflight;
+pub mod registry;
+pub mod report;
+pub mod serve;
+pub mod source;
+pub mod telemetry;

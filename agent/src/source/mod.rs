@@ -1,0 +1,39 @@
+//! Where desired objects come from.
+
+use holdfast_engine::model::ObjectChange;
+use serde::{Deserialize, Serialize};
+
+/// What a source says.
+#[derive(Clone, Debug)]
+pub enum SourceNews {
+    /// One scan or one batch of changes.
+    Changes(Vec<ObjectChange>),
+    /// The set is complete since the start.
+    Complete,
+    /// Proof of life, and what is wrong with objects that could not be used at all. Replaces the earlier one.
+    Status(SourceStatus),
+}
+
+/// How a source is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceStatus {
+    /// Objects in force by kind.
+    pub objects: std::collections::BTreeMap<String, u64>,
+    /// Broken input, one line each for people: file, line, reason.
+    pub problems: Vec<SourceProblem>,
+}
+
+/// A piece of input that could not be used. What it last said well stays in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceProblem {
+    /// File, relative to the directory.
+    pub file: String,
+    /// Line, from 1, if known.
+    pub line: Option<u64>,
+    /// Column, from 1, if known.
+    pub column: Option<u64>,
+    /// What is wrong.
+    pub reason: String,
+    /// The lines around it.
+    pub excerpt: Option<String>,
+}
