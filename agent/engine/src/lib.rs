@@ -3,5 +3,8 @@
 //! [`Engine::handle`] takes events, [`Engine::poll`] gives effects, [`Engine::next_deadline`] says when to
 //! poll although nothing happened, [`Engine::view`] shows what is known. No sockets, no tasks, no clock.
 
+mod engine;
 pub mod model;
 pub mod view;
+
+pub use engine::Engine;

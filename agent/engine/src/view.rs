@@ -4,7 +4,72 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, State, Token, Uid};
+use crate::engine::Engine;
+use crate::model::{
+    FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, Remembered, State, Token, Uid,
+};
+
+/// A look at an [`Engine`]. Costs follow what is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> View<'a> {
+    pub(crate) const fn new(engine: &'a Engine) -> Self {
+        Self { engine }
+    }
+
+    /// Totals, kept up to date with every change.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let _ = self.engine;
+        Summary::default()
+    }
+
+    /// Every policy that selects a consumer here, by name.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
+        std::iter::empty()
+    }
+
+    /// One policy; none if it selects no consumer here.
+    #[must_use]
+    pub fn policy(&self, _name: &ObjectName) -> Option<PolicyView> {
+        None
+    }
+
+    /// The policies that are held, failed or behind, by name. Costs follow their number.
+    pub fn troubled(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
+        std::iter::empty()
+    }
+
+    /// Every intent, by policy and consumer.
+    pub fn intents(&self) -> impl Iterator<Item = IntentView> + use<'a> {
+        std::iter::empty()
+    }
+
+    /// The intents of one policy, by consumer.
+    pub fn intents_of(&self, _policy: &ObjectName) -> impl Iterator<Item = IntentView> + use<'a> {
+        std::iter::empty()
+    }
+
+    /// Every attachment of this node, by name.
+    pub fn attachments(&self) -> impl Iterator<Item = AttachmentView> + use<'a> {
+        std::iter::empty()
+    }
+
+    /// Whether the engine is done with an interface after this token was registered (none: unregistered).
+    #[must_use]
+    pub fn settled(&self, _ifindex: Ifindex, _token: Option<Token>) -> Settled {
+        Settled::Working
+    }
+
+    /// What the driver keeps over a restart, so that times survive it: give it back as [`crate::model::Event::Remembered`].
+    #[must_use]
+    pub fn remembered(&self) -> Vec<Remembered> {
+        Vec::new()
+    }
+}
 
 /// Intents by state. pending + programmed + held + failed = desired; `removing` is outside that sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
