@@ -1,4 +1,4 @@
-//! The one task that owns the engine, and the handle by which everybody else asks it.
+//! How everybody else asks the driver.
 
 use holdfast_engine::model::{Ifindex, ObjectName, Token};
 use holdfast_engine::view::{AttachmentView, IntentView, PolicyView, Settled, Summary};
@@ -19,6 +19,8 @@ pub enum Command {
         /// The answer.
         reply: oneshot::Sender<Settled>,
     },
+    /// Are you there? For `/livez`.
+    Ping(oneshot::Sender<()>),
     /// Everything, for `status` and the report.
     Snapshot(oneshot::Sender<Snapshot>),
     /// One policy.
@@ -160,6 +162,14 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| Gone)?;
         answer.await.map_err(|_| Gone)
+    }
+
+    /// Returns when the driver has come round to it.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn ping(&self) -> Result<(), Gone> {
+        self.ask(Command::Ping).await
     }
 
     /// Says that an identity may have changed; returns when the engine is done with the interface.

@@ -1,0 +1,213 @@
+//! One thread a lane: the kernel's slowness stays there.
+//!
+//! bpf(2) cannot be cancelled, so a call that hangs keeps its thread; the engine notices the missing answer, and
+//! [`Lanes::stuck`] tells `/livez`.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use holdfast_engine::model::{Boot, Event, Ifindex, Lane, Op, OpId};
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+use crate::datapath::Datapath;
+
+/// Work for a lane.
+#[derive(Debug)]
+pub enum Job {
+    /// Carry this out.
+    Op(OpId, Op),
+    /// Read these registry rows. In the write lane, so that reads and writes keep their order.
+    ReadRegistry(BTreeSet<Ifindex>),
+}
+
+/// What a lane did with one batch.
+#[derive(Debug)]
+pub struct Answers {
+    /// Which lane; it is idle now.
+    pub lane: Lane,
+    /// Answers, in the order of the jobs.
+    pub events: Vec<Event>,
+    /// When they were given.
+    pub at: Boot,
+}
+
+/// A call that takes longer than this is a lane that hangs.
+const STUCK_NANOS: u64 = 10 * Boot::SECOND;
+
+/// The queues of the three lanes, as the driver sees them.
+///
+/// A lane has at most one batch out: what the engine wants meanwhile waits here, where it is bounded by the engine's
+/// rule of one operation an item.
+pub struct Lanes {
+    lanes: [LaneQueue; 3],
+    health: LanesHealth,
+}
+
+struct LaneQueue {
+    lane: Lane,
+    batch: usize,
+    waiting: VecDeque<Job>,
+    busy: bool,
+    jobs: mpsc::Sender<Vec<Job>>,
+}
+
+/// Since when each lane is inside one call; for `/livez`.
+#[derive(Clone, Debug, Default)]
+pub struct LanesHealth {
+    /// Boot clock, nanoseconds; 0 = idle.
+    since: Arc<[AtomicU64; 3]>,
+}
+
+impl LanesHealth {
+    /// The lanes that have been inside one call for more than 10 s.
+    #[must_use]
+    pub fn stuck(&self, now: Boot) -> Vec<Lane> {
+        ALL.into_iter()
+            .filter(|lane| {
+                let since = self.since[index(*lane)].load(Ordering::Relaxed);
+                since != 0 && now.since(Boot(since)) > STUCK_NANOS
+            })
+            .collect()
+    }
+}
+
+const ALL: [Lane; 3] = [Lane::Write, Lane::Attach, Lane::Prove];
+
+const fn index(lane: Lane) -> usize {
+    match lane {
+        Lane::Write => 0,
+        Lane::Attach => 1,
+        Lane::Prove => 2,
+    }
+}
+
+impl Lanes {
+    /// Starts the threads. They end when this value is dropped; a thread inside a call ends after it.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(
+        datapath: &Arc<dyn Datapath>,
+        clock: &Arc<dyn Clock>,
+        answers: &mpsc::Sender<Answers>,
+    ) -> std::io::Result<Self> {
+        let health = LanesHealth::default();
+        let start = |lane: Lane, batch: usize| -> std::io::Result<LaneQueue> {
+            let (jobs, incoming) = mpsc::channel(1);
+            let worker = Worker {
+                lane,
+                datapath: Arc::clone(datapath),
+                clock: Arc::clone(clock),
+                health: health.clone(),
+                answers: answers.clone(),
+            };
+            let name = match lane {
+                Lane::Write => "hf-write",
+                Lane::Attach => "hf-attach",
+                Lane::Prove => "hf-prove",
+            };
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || worker.run(incoming))?;
+            Ok(LaneQueue {
+                lane,
+                batch,
+                waiting: VecDeque::new(),
+                busy: false,
+                jobs,
+            })
+        };
+        let lanes = [
+            start(Lane::Write, 256)?,
+            // About 10 ms each: every answer is worth having by itself.
+            start(Lane::Attach, 1)?,
+            start(Lane::Prove, 16)?,
+        ];
+        Ok(Self { lanes, health })
+    }
+
+    /// For `/livez`.
+    #[must_use]
+    pub fn health(&self) -> LanesHealth {
+        self.health.clone()
+    }
+
+    /// Queues a job.
+    pub fn push(&mut self, lane: Lane, job: Job) {
+        self.lanes[index(lane)].waiting.push_back(job);
+    }
+
+    /// The lane has answered its batch.
+    pub fn idle(&mut self, lane: Lane) {
+        self.lanes[index(lane)].busy = false;
+    }
+
+    /// Gives every idle lane its next batch.
+    pub fn feed(&mut self) {
+        for queue in &mut self.lanes {
+            if queue.busy || queue.waiting.is_empty() {
+                continue;
+            }
+            let batch: Vec<Job> = queue
+                .waiting
+                .drain(..queue.waiting.len().min(queue.batch))
+                .collect();
+            match queue.jobs.try_send(batch) {
+                Ok(()) => queue.busy = true,
+                // An idle lane has an empty channel; a closed one has lost its thread to a panic, which ends the process.
+                Err(mpsc::error::TrySendError::Full(batch) | mpsc::error::TrySendError::Closed(batch)) => {
+                    tracing::error!(lane = ?queue.lane, "a worker takes no work");
+                    for job in batch.into_iter().rev() {
+                        queue.waiting.push_front(job);
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Worker {
+    lane: Lane,
+    datapath: Arc<dyn Datapath>,
+    clock: Arc<dyn Clock>,
+    health: LanesHealth,
+    answers: mpsc::Sender<Answers>,
+}
+
+impl Worker {
+    fn run(self, mut jobs: mpsc::Receiver<Vec<Job>>) {
+        let busy = &self.health.since[index(self.lane)];
+        while let Some(batch) = jobs.blocking_recv() {
+            let events = batch
+                .into_iter()
+                .map(|job| {
+                    busy.store(self.clock.now().boot.0, Ordering::Relaxed);
+                    self.carry_out(job)
+                })
+                .collect();
+            busy.store(0, Ordering::Relaxed);
+            let at = self.clock.now().boot;
+            if self
+                .answers
+                .blocking_send(Answers {
+                    lane: self.lane,
+                    events,
+                    at,
+                })
+                .is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn carry_out(&self, job: Job) -> Event {
+        match job {
+            Job::Op(id, op) => Event::Answer(id, self.datapath.carry_out(&op)),
+            Job::ReadRegistry(ifindexes) => Event::Registry(self.datapath.read_registry(&ifindexes)),
+        }
+    }
+}

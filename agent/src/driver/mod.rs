@@ -1,0 +1,426 @@
+//! The one task that owns the engine.
+//!
+//! One wait (events or the engine's next deadline), one place that carries effects out. What takes long runs
+//! elsewhere: kernel operations on a thread per lane ([`lanes`]), reports and state files in tasks of their own.
+
+pub mod handle;
+pub mod lanes;
+mod pace;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::Engine;
+use holdfast_engine::model::{Boot, Effect, Event, Ifindex, Lane, Leg, Now, Remembered, Token};
+use holdfast_engine::view::Settled;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::clock::Clock;
+use crate::netlink::LinkNews;
+use crate::source::{SourceNews, SourceStatus};
+use crate::telemetry;
+
+pub use handle::{Command, Gone, Handle, Histogram, MetricsSnapshot, PolicyStatus, Snapshot};
+use lanes::{Answers, Job, Lanes};
+use pace::Pace;
+
+/// At most so many events are handled before the engine is polled (ENGINE rule on batches) ...
+const BATCH_EVENTS: usize = 256;
+/// ... or for so long.
+const BATCH_NANOS: u64 = Boot::MILLI;
+
+/// Everything that comes to the driver.
+pub struct Inputs {
+    /// Questions of others.
+    pub commands: mpsc::Receiver<Command>,
+    /// Answers of the lanes.
+    pub answers: mpsc::Receiver<Answers>,
+    /// Network devices.
+    pub links: mpsc::Receiver<LinkNews>,
+    /// Desired objects.
+    pub source: mpsc::Receiver<SourceNews>,
+    /// Ifindexes of which the program saw a token that is not its row's.
+    pub wakes: mpsc::Receiver<Ifindex>,
+}
+
+/// Everything that the driver sends to.
+pub struct Outputs {
+    /// Kernel operations.
+    pub lanes: Lanes,
+    /// Asks for one device; the answer comes as [`LinkNews`].
+    pub ask_link: Box<dyn Fn(Ifindex) + Send>,
+    /// The newest report; readers take the latest.
+    pub report: watch::Sender<Arc<Snapshot>>,
+    /// What must survive a restart; readers take the latest.
+    pub remembered: watch::Sender<Arc<Vec<Remembered>>>,
+}
+
+/// Counters that others keep and a scrape reads together with the engine's.
+pub trait Telltales: Send + 'static {
+    /// Fills in what the driver does not know itself.
+    fn fill(&self, metrics: &mut MetricsSnapshot);
+}
+
+/// Who this agent is.
+#[derive(Clone, Debug)]
+pub struct Identification {
+    /// Name of the node.
+    pub node: String,
+    /// Life of the pins.
+    pub epoch: String,
+}
+
+/// Owns the engine.
+pub struct Driver {
+    engine: Engine,
+    clock: Arc<dyn Clock>,
+    who: Identification,
+    inputs: Inputs,
+    outputs: Outputs,
+    telltales: Box<dyn Telltales>,
+    waiters: Vec<Waiter>,
+    source: SourceStatus,
+    source_activity: Option<Now>,
+    durations: BTreeMap<Leg, Histogram>,
+    queue_wait: Histogram,
+    pass_duration: Histogram,
+    report: Pace,
+    remember: Pace,
+}
+
+/// Somebody waits until the engine is done with an interface.
+struct Waiter {
+    ifindex: Ifindex,
+    token: Option<Token>,
+    /// The device has been asked for since, so that a registration that overtook its link event is not "not ours".
+    link_seen: bool,
+    reply: oneshot::Sender<Settled>,
+}
+
+/// What one wait brought.
+enum Input {
+    Command(Command),
+    Answers(Answers),
+    Link(LinkNews),
+    Source(SourceNews),
+    Wake(Ifindex),
+    Deadline,
+    Stop,
+}
+
+impl Driver {
+    /// A driver for this engine. `first` are the events that go before all others: adoption, remembered times.
+    #[must_use]
+    pub fn new(
+        mut engine: Engine,
+        first: Vec<Event>,
+        clock: Arc<dyn Clock>,
+        who: Identification,
+        inputs: Inputs,
+        outputs: Outputs,
+        telltales: Box<dyn Telltales>,
+    ) -> Self {
+        let now = clock.now();
+        for event in first {
+            engine.handle(event, now);
+        }
+        Self {
+            engine,
+            clock,
+            who,
+            inputs,
+            outputs,
+            telltales,
+            waiters: Vec::new(),
+            source: SourceStatus::default(),
+            source_activity: None,
+            durations: BTreeMap::new(),
+            queue_wait: Histogram::default(),
+            pass_duration: Histogram::default(),
+            // A report that costs much to build is built less often: at most a twentieth of one core.
+            report: Pace::new(20 * Boot::MILLI, 20),
+            remember: Pace::new(Boot::SECOND, 100),
+        }
+    }
+
+    /// Runs until `stop` resolves or every sender is gone. Detaches nothing, closes nothing.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        self.report.mark();
+        self.pass();
+        loop {
+            let input = self.wait(&mut stop).await;
+            if matches!(input, Input::Stop) {
+                break;
+            }
+            let started = self.clock.now().boot;
+            self.take(input);
+            // What is queued already belongs to the same batch.
+            let mut taken = 1;
+            while taken < BATCH_EVENTS && self.clock.now().boot.since(started) < BATCH_NANOS {
+                let Some(input) = self.queued() else { break };
+                self.take(input);
+                taken += 1;
+            }
+            self.pass();
+            let nanos = self.clock.now().boot.since(started);
+            self.pass_duration.observe(nanos);
+        }
+        self.publish_report();
+        self.publish_remembered();
+    }
+
+    async fn wait(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> Input {
+        let deadline = self.next_deadline();
+        let sleep = async {
+            match deadline {
+                Some(nanos) => tokio::time::sleep(Duration::from_nanos(nanos)).await,
+                None => std::future::pending().await,
+            }
+        };
+        // Cancel safety: `recv` of each channel loses nothing when another branch wins. Biased, so that answers
+        // (which free what others wait for) go before news, and stopping goes before everything.
+        tokio::select! {
+            biased;
+            () = stop => Input::Stop,
+            Some(answers) = self.inputs.answers.recv() => Input::Answers(answers),
+            Some(command) = self.inputs.commands.recv() => Input::Command(command),
+            Some(news) = self.inputs.links.recv() => Input::Link(news),
+            Some(news) = self.inputs.source.recv() => Input::Source(news),
+            Some(ifindex) = self.inputs.wakes.recv() => Input::Wake(ifindex),
+            () = sleep => Input::Deadline,
+            else => Input::Stop,
+        }
+    }
+
+    /// The next input that is there already.
+    fn queued(&mut self) -> Option<Input> {
+        if let Ok(answers) = self.inputs.answers.try_recv() {
+            return Some(Input::Answers(answers));
+        }
+        if let Ok(command) = self.inputs.commands.try_recv() {
+            return Some(Input::Command(command));
+        }
+        if let Ok(news) = self.inputs.links.try_recv() {
+            return Some(Input::Link(news));
+        }
+        if let Ok(news) = self.inputs.source.try_recv() {
+            return Some(Input::Source(news));
+        }
+        self.inputs.wakes.try_recv().ok().map(Input::Wake)
+    }
+
+    /// Nanoseconds until something is due although nothing happens.
+    fn next_deadline(&self) -> Option<u64> {
+        let now = self.clock.now().boot;
+        [
+            self.engine.next_deadline(),
+            self.report.due(),
+            self.remember.due(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .map(|due| due.since(now))
+    }
+
+    fn take(&mut self, input: Input) {
+        let now = self.clock.now();
+        match input {
+            Input::Answers(answers) => {
+                self.queue_wait.observe(now.boot.since(answers.at));
+                self.outputs.lanes.idle(answers.lane);
+                for event in answers.events {
+                    self.engine.handle(event, now);
+                }
+            }
+            Input::Command(command) => self.command(command, now),
+            Input::Link(news) => {
+                self.link_seen(&news);
+                let event = match news {
+                    LinkNews::Dump(links) => Event::LinkDump(links),
+                    LinkNews::Present(link) => Event::Link(link),
+                    LinkNews::Gone(ifindex) => Event::LinkGone(ifindex),
+                };
+                self.engine.handle(event, now);
+            }
+            Input::Source(news) => {
+                self.source_activity = Some(now);
+                match news {
+                    SourceNews::Changes(changes) => self.engine.handle(Event::Objects(changes), now),
+                    SourceNews::Complete => self.engine.handle(Event::SourceComplete, now),
+                    SourceNews::Status(status) => self.source = status,
+                }
+            }
+            Input::Wake(ifindex) => self.engine.handle(Event::Poke(ifindex), now),
+            Input::Deadline => self.engine.handle(Event::Tick, now),
+            Input::Stop => {}
+        }
+    }
+
+    fn link_seen(&mut self, news: &LinkNews) {
+        let ifindex = match news {
+            LinkNews::Present(link) => link.ifindex,
+            LinkNews::Gone(ifindex) => *ifindex,
+            LinkNews::Dump(_) => return,
+        };
+        for waiter in &mut self.waiters {
+            waiter.link_seen |= waiter.ifindex == ifindex;
+        }
+    }
+
+    /// Polls the engine, carries its effects out, and tells whoever waits.
+    fn pass(&mut self) {
+        let now = self.clock.now();
+        for effect in self.engine.poll(now) {
+            self.carry_out(effect);
+        }
+        self.outputs.lanes.feed();
+        self.answer_waiters();
+        if self.report.is_due(now.boot) {
+            self.publish_report();
+        }
+        if self.remember.is_due(now.boot) {
+            self.publish_remembered();
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Kernel(id, op) => self.outputs.lanes.push(op.lane(), Job::Op(id, op)),
+            Effect::ReadRegistry(ifindexes) => {
+                self.outputs.lanes.push(Lane::Write, Job::ReadRegistry(ifindexes))
+            }
+            Effect::AskLink(ifindex) => (self.outputs.ask_link)(ifindex),
+            Effect::Report(_) => {
+                self.report.mark();
+                self.remember.mark();
+            }
+            Effect::Measured(leg, nanos) => self.durations.entry(leg).or_default().observe(nanos),
+            Effect::Log(line) => telemetry::log(&line),
+        }
+    }
+
+    fn answer_waiters(&mut self) {
+        let engine = &self.engine;
+        let mut at = 0;
+        while let Some(waiter) = self.waiters.get(at) {
+            let settled = engine.view().settled(waiter.ifindex, waiter.token);
+            if (waiter.link_seen && settled != Settled::Working) || waiter.reply.is_closed() {
+                let waiter = self.waiters.swap_remove(at);
+                // The asker may have gone away: nothing is owed to it then.
+                let _ = waiter.reply.send(settled);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command, now: Now) {
+        match command {
+            Command::Poke {
+                ifindex,
+                token,
+                reply,
+            } => {
+                (self.outputs.ask_link)(ifindex);
+                self.engine.handle(Event::Poke(ifindex), now);
+                self.waiters.push(Waiter {
+                    ifindex,
+                    token,
+                    link_seen: false,
+                    reply,
+                });
+            }
+            Command::Ping(reply) => {
+                let _ = reply.send(());
+            }
+            Command::Snapshot(reply) => {
+                let _ = reply.send(self.snapshot());
+            }
+            Command::Policy(name, reply) => {
+                let found = self.engine.view().policy(&name).map(|policy| PolicyStatus {
+                    policy,
+                    intents: self.engine.view().intents_of(&name).collect(),
+                });
+                let _ = reply.send(found);
+            }
+            Command::Metrics(all, reply) => {
+                let _ = reply.send(self.metrics(all, now));
+            }
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let now = self.clock.now();
+        Snapshot {
+            node: self.who.node.clone(),
+            epoch: self.who.epoch.clone(),
+            now_wall_ms: now.wall_ms,
+            now_boot_ns: now.boot.0,
+            summary: self.engine.view().summary(),
+            policies: self.engine.view().policies().collect(),
+            intents: self.engine.view().intents().collect(),
+            attachments: self.engine.view().attachments().collect(),
+            source: self.source.clone(),
+            source_age_ns: self.source_activity.map(|at| now.boot.since(at.boot)),
+        }
+    }
+
+    /// What the report needs: no intents, no attachments.
+    fn report_snapshot(&self) -> Snapshot {
+        let now = self.clock.now();
+        Snapshot {
+            node: self.who.node.clone(),
+            epoch: self.who.epoch.clone(),
+            now_wall_ms: now.wall_ms,
+            now_boot_ns: now.boot.0,
+            summary: self.engine.view().summary(),
+            policies: self.engine.view().policies().collect(),
+            ..Snapshot::default()
+        }
+    }
+
+    fn metrics(&self, all: bool, now: Now) -> MetricsSnapshot {
+        let mut metrics = MetricsSnapshot {
+            now_wall_ms: now.wall_ms,
+            now_boot_ns: now.boot.0,
+            summary: self.engine.view().summary(),
+            policies: if all {
+                self.engine.view().policies().collect()
+            } else {
+                self.engine.view().troubled().collect()
+            },
+            source: self.source.clone(),
+            source_last_activity_ms: self.source_activity.map(|at| {
+                now.wall_ms - i64::try_from(now.boot.since(at.boot) / Boot::MILLI).unwrap_or(i64::MAX)
+            }),
+            durations: self.durations.clone(),
+            queue_depth: (self.inputs.answers.len() + self.inputs.links.len() + self.inputs.source.len())
+                as u64,
+            queue_wait: self.queue_wait.clone(),
+            pass_duration: self.pass_duration.clone(),
+            ..MetricsSnapshot::default()
+        };
+        self.telltales.fill(&mut metrics);
+        metrics
+    }
+
+    fn publish_report(&mut self) {
+        let started = self.clock.now().boot;
+        let snapshot = Arc::new(self.report_snapshot());
+        self.outputs.report.send_replace(snapshot);
+        let now = self.clock.now().boot;
+        self.report.done(now, now.since(started));
+    }
+
+    fn publish_remembered(&mut self) {
+        let started = self.clock.now().boot;
+        self.outputs
+            .remembered
+            .send_replace(Arc::new(self.engine.view().remembered()));
+        let now = self.clock.now().boot;
+        self.remember.done(now, now.since(started));
+    }
+}
