@@ -1,6 +1,25 @@
 //! Network devices, as the kernel tells of them.
+//!
+//! [`Monitor::start`] subscribes to the link notifications of this network namespace first and asks for a dump then,
+//! on another socket. What it says comes out of one bounded queue; a slow reader loses no meaning, because what waits
+//! is kept once per device. The kernel's messages are spoken here and nowhere else.
+
+mod dump;
+mod monitor;
+mod parse;
+mod socket;
+mod state;
+
+#[cfg(any(test, feature = "chaos"))]
+pub mod fake;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use holdfast_engine::model::{Ifindex, Link};
+use tokio::sync::{Notify, mpsc};
 
 /// What the monitor says. Order is meaning: later news win.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,4 +30,145 @@ pub enum LinkNews {
     Present(Link),
     /// A device is gone, or moved to another namespace.
     Gone(Ifindex),
+}
+
+/// How a monitor is run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Receive buffer of the subscription in bytes (the kernel doubles it, and has a minimum of its own).
+    pub receive_buffer: usize,
+    /// News that may wait for the reader; what is beyond waits inside, once per device.
+    pub queue: usize,
+    /// A dump of which nothing was heard for so long has been cut.
+    pub dump_timeout: Duration,
+    /// A question after a single device is asked again after so long.
+    pub ask_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            // About 5,000 notifications: each takes a socket buffer of some 800 bytes of its own.
+            receive_buffer: 4 << 20,
+            queue: 256,
+            dump_timeout: Duration::from_secs(2),
+            ask_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What the monitor counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    overruns: AtomicU64,
+    resyncs: AtomicU64,
+    bursts: AtomicU64,
+}
+
+impl Counters {
+    /// Times that the kernel said that it had to drop notifications.
+    #[must_use]
+    pub fn overruns(&self) -> u64 {
+        self.overruns.load(Ordering::Relaxed)
+    }
+
+    /// Complete dumps beyond the first.
+    #[must_use]
+    pub fn resyncs(&self) -> u64 {
+        self.resyncs.load(Ordering::Relaxed)
+    }
+
+    /// Bursts of trouble: one line is logged at the start of each.
+    #[must_use]
+    pub fn bursts(&self) -> u64 {
+        self.bursts.load(Ordering::Relaxed)
+    }
+
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Why there is no monitor.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// A socket could not be opened, bound or written to.
+    #[error("netlink: cannot {what}: {source}")]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+}
+
+/// Questions after single devices, each at most once: asking never waits and takes no memory beyond the devices.
+#[derive(Debug, Default)]
+struct Asks {
+    waiting: Mutex<BTreeSet<Ifindex>>,
+    arrived: Notify,
+}
+
+impl Asks {
+    fn put(&self, ifindex: Ifindex) {
+        self.waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(ifindex);
+        self.arrived.notify_one();
+    }
+
+    fn take(&self) -> BTreeSet<Ifindex> {
+        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A running monitor. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Monitor {
+    news: mpsc::Receiver<LinkNews>,
+    asks: Arc<Asks>,
+    counters: Arc<Counters>,
+}
+
+impl Monitor {
+    /// Opens both sockets in the caller's network namespace, subscribes, asks for the first dump, and starts the
+    /// task that listens. Later trouble (an overrun, a closed socket, a cut dump) is mended inside and counted.
+    ///
+    /// # Errors
+    /// When a socket cannot be opened at all: there is nothing to run on.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O and time enabled.
+    pub fn start(options: Options) -> Result<Self, NetlinkError> {
+        let (sender, news) = mpsc::channel(options.queue.max(1));
+        let asks = Arc::new(Asks::default());
+        let counters = Arc::new(Counters::default());
+        monitor::spawn(options, sender, Arc::clone(&asks), Arc::clone(&counters))?;
+        Ok(Self { news, asks, counters })
+    }
+
+    /// The next news. None: the listening task has ended, which it does by itself only by a fault of ours.
+    ///
+    /// Safe to cancel: nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<LinkNews> {
+        self.news.recv().await
+    }
+
+    /// News that are there already, for a reader that takes several at once.
+    pub fn try_next(&mut self) -> Option<LinkNews> {
+        self.news.try_recv().ok()
+    }
+
+    /// Asks the kernel for this one device. The answer is a [`LinkNews::Present`] or [`LinkNews::Gone`] of it, also
+    /// when nothing has changed. Never waits.
+    pub fn ask(&self, ifindex: Ifindex) {
+        self.asks.put(ifindex);
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
 }
