@@ -19,20 +19,10 @@ pub struct Kernel {
 /// A monitor and its kernel. `queue` news may wait.
 #[must_use]
 pub fn monitor(queue: usize) -> (Monitor, Kernel) {
-    let (sender, news) = mpsc::channel(queue.max(1));
-    let asks = Arc::new(Asks::default());
-    let counters = Arc::new(Counters::default());
-    let monitor = Monitor {
-        news,
-        asks: Arc::clone(&asks),
-        counters: Arc::clone(&counters),
-    };
-    let kernel = Kernel {
-        news: sender,
-        asks,
-        counters,
-    };
-    (monitor, kernel)
+    let (news, monitor) = Monitor::unstarted(queue);
+    let asks = Arc::clone(&monitor.asker.0);
+    let counters = Arc::clone(&monitor.counters);
+    (monitor, Kernel { news, asks, counters })
 }
 
 impl Kernel {

@@ -123,12 +123,27 @@ impl Asks {
     }
 }
 
-/// A running monitor. It ends when this is dropped.
+/// Asks the kernel for single devices. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Asker(Arc<Asks>);
+
+impl Asker {
+    /// Asks for this one device, without a dump. The answer is a [`LinkNews::Present`] or [`LinkNews::Gone`] of it
+    /// among the other news, also when nothing has changed. Never waits.
+    pub fn ask(&self, ifindex: Ifindex) {
+        self.0.put(ifindex);
+    }
+}
+
+/// A running monitor. It ends when its news are dropped.
 #[derive(Debug)]
 pub struct Monitor {
-    news: mpsc::Receiver<LinkNews>,
-    asks: Arc<Asks>,
-    counters: Arc<Counters>,
+    /// What it says. The queue only ends by a fault of ours: trouble with the kernel is mended inside.
+    pub news: mpsc::Receiver<LinkNews>,
+    /// Asks for single devices.
+    pub asker: Asker,
+    /// What it counts.
+    pub counters: Arc<Counters>,
 }
 
 impl Monitor {
@@ -141,34 +156,19 @@ impl Monitor {
     /// # Panics
     /// Outside of a tokio runtime with I/O and time enabled.
     pub fn start(options: Options) -> Result<Self, NetlinkError> {
-        let (sender, news) = mpsc::channel(options.queue.max(1));
-        let asks = Arc::new(Asks::default());
-        let counters = Arc::new(Counters::default());
-        monitor::spawn(options, sender, Arc::clone(&asks), Arc::clone(&counters))?;
-        Ok(Self { news, asks, counters })
+        let (sender, monitor) = Self::unstarted(options.queue);
+        let asks = Arc::clone(&monitor.asker.0);
+        monitor::spawn(options, sender, asks, Arc::clone(&monitor.counters))?;
+        Ok(monitor)
     }
 
-    /// The next news. None: the listening task has ended, which it does by itself only by a fault of ours.
-    ///
-    /// Safe to cancel: nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> Option<LinkNews> {
-        self.news.recv().await
-    }
-
-    /// News that are there already, for a reader that takes several at once.
-    pub fn try_next(&mut self) -> Option<LinkNews> {
-        self.news.try_recv().ok()
-    }
-
-    /// Asks the kernel for this one device. The answer is a [`LinkNews::Present`] or [`LinkNews::Gone`] of it, also
-    /// when nothing has changed. Never waits.
-    pub fn ask(&self, ifindex: Ifindex) {
-        self.asks.put(ifindex);
-    }
-
-    /// What it counts.
-    #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.counters)
+    fn unstarted(queue: usize) -> (mpsc::Sender<LinkNews>, Self) {
+        let (sender, news) = mpsc::channel(queue.max(1));
+        let monitor = Self {
+            news,
+            asker: Asker(Arc::default()),
+            counters: Arc::default(),
+        };
+        (sender, monitor)
     }
 }
