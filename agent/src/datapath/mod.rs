@@ -1,5 +1,7 @@
 //! The kernel side: maps, links, programs, proofs.
 
+pub mod object;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpResult, RegistryRead};

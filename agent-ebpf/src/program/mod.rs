@@ -1,0 +1,27 @@
+//! The TC program at the ingress hook of every attachment's host-side interface.
+#![expect(
+    unsafe_code,
+    reason = "BPF helpers and map values are raw pointers; the verifier checks each access"
+)]
+
+mod maps;
+
+use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
+
+/// Entry point: passes everything.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "classifier/ingress")]
+extern "C" fn classifier(_skb: *mut __sk_buff) -> i32 {
+    TC_ACT_UNSPEC
+}
+
+/// The verifier would refuse a program that can reach this.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// The licence that the kernel reads: some helpers (`bpf_check_mtu`) are for GPL programs only.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

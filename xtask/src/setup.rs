@@ -1,0 +1,197 @@
+//! `cargo xtask setup`: installs what building and testing need, and says so first.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+
+use crate::args::Args;
+use crate::bpf::{self, LINKER_VERSION, Road};
+use crate::tools;
+
+pub(crate) const COMMAND: crate::Command = crate::Command {
+    name: "setup",
+    summary: "Install what building and testing need",
+    help: "\
+Usage: cargo xtask setup [--check]
+
+Says what is missing, then installs it: Debian packages (apt-get; with sudo if you are not root), rustup
+components, and bpf-linker into $XDG_CACHE_HOME/holdfast/tools (~/.cache/holdfast/tools). What is there stays
+untouched. Every other command takes --no-setup and then installs nothing.
+
+Options:
+  --check  install nothing; exit 1 if something is missing",
+    run,
+};
+
+/// For bpf-linker. In Debian 12 from bookworm-security.
+pub(crate) const LLVM_PACKAGES: [&str; 5] = [
+    "llvm-22-dev",
+    "libpolly-22-dev",
+    "zlib1g-dev",
+    "libzstd-dev",
+    "libxml2-dev",
+];
+/// A compiler with the sources of its library. In Debian 12 from bookworm-security.
+const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
+/// What the tests and the demo call.
+const TEST_PACKAGES: [&str; 3] = ["iproute2", "prometheus", "procps"];
+/// What `.ci/run` and `cargo xtask test` call.
+const COMPONENTS: [&str; 2] = ["rustfmt", "clippy"];
+
+fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    let check_only = args.switch("--check");
+    args.finish()?;
+    let missing = Missing::find();
+    if missing.is_nothing() {
+        println!("nothing is missing");
+        return Ok(ExitCode::SUCCESS);
+    }
+    missing.print();
+    if check_only {
+        return Ok(ExitCode::FAILURE);
+    }
+    missing.install()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What this machine lacks.
+#[derive(Debug, Default)]
+struct Missing {
+    packages: Vec<&'static str>,
+    components: Vec<&'static str>,
+    linker: bool,
+}
+
+impl Missing {
+    fn find() -> Self {
+        let linker = tools::find("bpf-linker").is_none();
+        let mut packages = Vec::new();
+        if !Road::Nightly.is_there() && !Road::Debian.is_there() {
+            packages.extend(RUST_PACKAGES);
+        }
+        if linker {
+            packages.extend(LLVM_PACKAGES);
+        }
+        packages.extend(TEST_PACKAGES);
+        packages.retain(|package| !is_installed(package));
+        let components = COMPONENTS
+            .into_iter()
+            .filter(|component| !has_component(component))
+            .collect();
+        Self {
+            packages,
+            components,
+            linker,
+        }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.packages.is_empty() && self.components.is_empty() && !self.linker
+    }
+
+    fn print(&self) {
+        println!("missing:");
+        if !self.packages.is_empty() {
+            println!("  Debian packages: {}", self.packages.join(" "));
+        }
+        if !self.components.is_empty() {
+            println!("  rustup components: {}", self.components.join(" "));
+        }
+        if self.linker {
+            println!("  bpf-linker {LINKER_VERSION} (built from crates.io, about a minute)");
+        }
+    }
+
+    fn install(&self) -> anyhow::Result<()> {
+        if !self.packages.is_empty() {
+            install_packages(&self.packages)?;
+        }
+        if !self.components.is_empty() {
+            println!("installing rustup components: {}", self.components.join(" "));
+            tools::run(
+                tools::clean("rustup")
+                    .args(["component", "add"])
+                    .args(&self.components),
+            )?;
+        }
+        if self.linker {
+            install_linker()?;
+        }
+        Ok(())
+    }
+}
+
+fn is_installed(package: &str) -> bool {
+    tools::answer(tools::clean("dpkg-query").args(["-W", "-f", "${Status}", package]))
+        .is_some_and(|status| status == "install ok installed")
+}
+
+fn has_component(component: &str) -> bool {
+    let program = match component {
+        "clippy" => "cargo-clippy",
+        other => other,
+    };
+    tools::answer(tools::clean(program).arg("--version")).is_some()
+}
+
+fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
+    let by_hand = format!("apt-get update && apt-get install -y {}", packages.join(" "));
+    if !Path::new("/usr/bin/apt-get").exists() {
+        bail!(
+            "this is not Debian: install the equivalents of {}",
+            packages.join(", ")
+        );
+    }
+    println!("installing: {by_hand}");
+    let apt = |words: &[&str]| {
+        let mut command = if is_root() {
+            tools::clean("apt-get")
+        } else {
+            let mut command = tools::clean("sudo");
+            command.arg("apt-get");
+            command
+        };
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(words);
+        tools::run(&mut command)
+    };
+    apt(&["-q", "update"]).and_then(|()| {
+        let mut words = vec!["-q", "install", "-y", "--no-install-recommends"];
+        words.extend(packages);
+        apt(&words)
+    })
+    .with_context(|| {
+        format!(
+            "by hand, as root: {by_hand}\n(rustc-web, rust-web-src and llvm-22 come from Debian 12's bookworm-security: \
+             is `deb http://deb.debian.org/debian-security bookworm-security main` in your sources?)"
+        )
+    })
+}
+
+fn is_root() -> bool {
+    #[expect(unsafe_code, reason = "std has no call for it")]
+    // SAFETY: geteuid takes nothing and cannot fail.
+    let euid = unsafe { libc::geteuid() };
+    euid == 0
+}
+
+fn install_linker() -> anyhow::Result<()> {
+    let tools_dir = tools::tools_dir()?;
+    println!(
+        "building bpf-linker {LINKER_VERSION} into {}",
+        tools_dir.display()
+    );
+    let mut command = tools::clean(tools::cargo());
+    command.env("LLVM_PREFIX", "/usr/lib/llvm-22");
+    command.env_remove("CARGO_TARGET_DIR");
+    command.args([
+        "install",
+        "--locked",
+        "--no-default-features",
+        "--features",
+        "llvm-22",
+    ]);
+    command.arg("--root").arg(&tools_dir);
+    command.arg(format!("bpf-linker@{LINKER_VERSION}"));
+    tools::run(&mut command).with_context(|| format!("by hand: {}", bpf::linker_install_command()))
+}
