@@ -34,6 +34,14 @@ pub mod pin {
     pub const WAKES: &str = "wakes";
     /// When an ifindex was last written to `wakes`.
     pub const WAKE_MARKS: &str = "wake_marks";
+    /// How much of its allowance of new flows each consumer has used.
+    pub const RATES: &str = "rates";
+    /// Ports of datagrams whose later fragments are still to come.
+    pub const FRAGMENTS: &str = "fragments";
+    /// A hint by ifindex: whether a flow was ever made towards it, so that answers may come from there.
+    pub const ANSWERERS: &str = "answerers";
+    /// Debug lines, read by `aya-log` (which looks for the map by this name).
+    pub const LOGS: &str = "AYA_LOGS";
     /// The name of the program (and the prefix of its pin: `classifier_<program id>`).
     pub const PROGRAM: &str = "classifier";
 }
@@ -60,7 +68,86 @@ pub mod capacity {
     pub const WAKES_BYTES: u32 = 65_536;
     /// Rate marks of wakes.
     pub const WAKE_MARKS: u32 = 16_384;
+    /// Consumers whose rate of new flows is watched.
+    pub const RATES: u32 = 16_384;
+    /// Fragmented datagrams on their way.
+    pub const FRAGMENTS: u32 = 8_192;
+    /// Words of 64 interfaces each. Ifindexes above share a bit with lower ones, which costs time only.
+    pub const ANSWERERS: u32 = 1_024;
+    /// Bytes of the ring buffer of debug lines (`aya-log-ebpf` sets it).
+    pub const LOGS_BYTES: u32 = 131_072;
 }
+
+/// What the kernel must say of a map before it is used: a pin may be somebody else's, or of another layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapLayout {
+    /// Name in the object, and of the pin.
+    pub name: &'static str,
+    /// `BPF_MAP_TYPE_...`.
+    pub kind: u32,
+    /// Bytes of a key.
+    pub key: u32,
+    /// Bytes of a value.
+    pub value: u32,
+    /// Entries unless a flag says otherwise (bytes for a ring buffer).
+    pub entries: u32,
+    /// `BPF_F_...`.
+    pub flags: u32,
+}
+
+impl MapLayout {
+    /// `BPF_MAP_TYPE_HASH`.
+    pub const HASH: u32 = 1;
+    /// `BPF_MAP_TYPE_ARRAY`.
+    pub const ARRAY: u32 = 2;
+    /// `BPF_MAP_TYPE_PERCPU_ARRAY`.
+    pub const PER_CPU_ARRAY: u32 = 6;
+    /// `BPF_MAP_TYPE_LRU_HASH`.
+    pub const LRU_HASH: u32 = 9;
+    /// `BPF_MAP_TYPE_RINGBUF`.
+    pub const RING_BUFFER: u32 = 27;
+    /// `BPF_F_MMAPABLE`.
+    pub const MMAPABLE: u32 = 1 << 10;
+
+    const fn new<K, V>(name: &'static str, kind: u32, entries: u32, flags: u32) -> Self {
+        Self {
+            name,
+            kind,
+            key: size_of::<K>() as u32,
+            value: size_of::<V>() as u32,
+            entries,
+            flags,
+        }
+    }
+
+    /// The map with this name.
+    pub fn of(name: &str) -> Option<&'static Self> {
+        MAPS.iter().find(|map| map.name == name)
+    }
+}
+
+/// All maps of the object.
+pub const MAPS: [MapLayout; 16] = {
+    use MapLayout as M;
+    [
+        M::new::<u32, RegistryRow>(pin::REGISTRY, M::HASH, capacity::REGISTRY, 0),
+        M::new::<u32, ConsumerRow>(pin::CONSUMERS, M::HASH, capacity::CONSUMERS, 0),
+        M::new::<SourceKey, u64>(pin::SOURCES, M::HASH, capacity::SOURCES, 0),
+        M::new::<ServiceKey, RouteEntry>(pin::SERVICES, M::HASH, capacity::SERVICES, 0),
+        M::new::<u32, PolicySlot>(pin::POLICIES, M::ARRAY, capacity::POLICIES, 0),
+        M::new::<u32, u32>(pin::SLOTS, M::ARRAY, capacity::SLOTS, 0),
+        M::new::<u32, Backend>(pin::BACKENDS, M::ARRAY, capacity::BACKENDS, 0),
+        M::new::<FlowKey, Flow>(pin::FLOWS, M::LRU_HASH, capacity::FLOWS, 0),
+        M::new::<u32, u64>(pin::COUNTERS, M::PER_CPU_ARRAY, COUNTERS, 0),
+        M::new::<u32, u64>(pin::CONTROL, M::ARRAY, control::LEN, M::MMAPABLE),
+        M::new::<(), ()>(pin::WAKES, M::RING_BUFFER, capacity::WAKES_BYTES, 0),
+        M::new::<u32, u64>(pin::WAKE_MARKS, M::LRU_HASH, capacity::WAKE_MARKS, 0),
+        M::new::<u32, u64>(pin::RATES, M::LRU_HASH, capacity::RATES, 0),
+        M::new::<FragmentKey, Fragment>(pin::FRAGMENTS, M::LRU_HASH, capacity::FRAGMENTS, 0),
+        M::new::<u32, u64>(pin::ANSWERERS, M::ARRAY, capacity::ANSWERERS, 0),
+        M::new::<(), ()>(pin::LOGS, M::RING_BUFFER, capacity::LOGS_BYTES, 0),
+    ]
+};
 
 /// Value of `registry_v1`: the identity behind one ifindex, written by a CNI. 40 bytes.
 ///
@@ -162,6 +249,37 @@ pub struct RouteEntry {
 impl RouteEntry {
     /// `flags`: the pair's own gate. A closed entry still claims its destination.
     pub const OPEN: u32 = 1;
+    /// `flags`: no route but the mark that some port of this address is claimed (see [`ServiceKey::claim`]).
+    pub const CLAIM: u32 = 1 << 1;
+
+    /// The value under [`ServiceKey::claim`].
+    #[inline(always)]
+    pub const fn claim(key: &ServiceKey) -> Self {
+        Self {
+            policy: 0,
+            flags: Self::CLAIM,
+            check: key.check(),
+            pad: 0,
+        }
+    }
+}
+
+impl ServiceKey {
+    /// The key of the mark that some port of this address is claimed by this interface: protocol 0, port 0.
+    ///
+    /// Packets whose ports cannot be known (later fragments without their first, no transport header) are
+    /// dropped where the mark is there, and pass where it is not. User space writes it before the first entry
+    /// of an (interface, address) and deletes it after the last.
+    #[inline(always)]
+    pub const fn claim(ifindex: u32, family: u8, address: Address) -> Self {
+        Self {
+            ifindex,
+            port: 0,
+            protocol: 0,
+            family,
+            address,
+        }
+    }
 }
 
 /// Key of `sources`. 24 bytes. The value is the [`SourceKey::check`] of the key (u64).
@@ -357,7 +475,7 @@ pub struct Flow {
     pub flags: u32,
     /// Zero.
     pub pad: u32,
-    /// FNV-1a of its key: a value that turned into another key's is a miss.
+    /// [`FlowKey::hash`] of its key: a value that turned into another key's is a miss.
     pub check: u64,
 }
 
@@ -366,14 +484,58 @@ impl Flow {
     pub const ANSWER: u32 = 1;
 }
 
+/// Key of `fragments`: one fragmented datagram. 44 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentKey {
+    /// Interface where it arrives.
+    pub ifindex: u32,
+    /// Identification of the datagram, network order.
+    pub id: u32,
+    /// Source address.
+    pub source: Address,
+    /// Destination address.
+    pub destination: Address,
+    /// IP protocol number, as the fragments carry it.
+    pub protocol: u8,
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Zero.
+    pub pad: [u8; 2],
+}
+
+/// Value of `fragments`: what only the first fragment says. 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fragment {
+    /// [`FragmentKey::hash`] of its key: a value that turned into another key's is a miss.
+    pub check: u64,
+    /// Coarse seconds when the first fragment came. Identifications come again: believed for
+    /// [`Fragment::SECONDS`].
+    pub seen: u32,
+    /// Source port, network order.
+    pub source_port: u16,
+    /// Destination port, network order.
+    pub destination_port: u16,
+}
+
+impl Fragment {
+    /// How long later fragments may follow the first.
+    pub const SECONDS: u32 = 2;
+}
+
 /// Words of the `control` array (u64 each).
 pub mod control {
     /// The nonce that a probe carries in cb[3] (low half) and cb[4] (high half); 0 = probes are off.
     pub const NONCE: u32 = 0;
     /// Boot clock, nanoseconds, when the agent last was current with its source.
     pub const LAST_CURRENT: u32 = 1;
-    /// Debug level: 0 = no log lines.
+    /// Debug level: 0 = no log lines, 1 = drops and holds, 2 = every packet.
     pub const DEBUG: u32 = 2;
+    /// Nanoseconds between two new flows of one consumer at its full rate; 0 = no limit.
+    pub const FLOW_INTERVAL: u32 = 3;
+    /// How many nanoseconds' worth of new flows a consumer may open at once, before the rate binds it.
+    pub const FLOW_BURST: u32 = 4;
     /// Number of words.
     pub const LEN: u32 = 8;
 }
@@ -554,24 +716,27 @@ impl FlowKey {
     }
 }
 
-/// A checksum over map names and sizes; kept so that the layout test can name what changed.
+impl FragmentKey {
+    /// What [`Fragment::check`] must say.
+    #[inline(always)]
+    pub const fn hash(&self) -> u64 {
+        let (s1, s2) = words(&self.source);
+        let (d1, d2) = words(&self.destination);
+        let head = (self.ifindex as u64) << 32 | self.id as u64;
+        let tail = (self.protocol as u64) << 8 | self.family as u64;
+        mix(mix(mix(mix(mix(mix(0, head), s1), s2), d1), d2), tail)
+    }
+}
+
+/// A checksum over all that [`MAPS`] says but the sizes that flags can change: kept in a test, so that a layout
+/// is not changed without a new [`LAYOUT_VERSION`].
 pub fn layout_fingerprint() -> u64 {
-    let sizes: [(&str, usize, usize); 9] = [
-        (pin::REGISTRY, 4, size_of::<RegistryRow>()),
-        (pin::CONSUMERS, 4, size_of::<ConsumerRow>()),
-        (pin::SOURCES, size_of::<SourceKey>(), 8),
-        (pin::SERVICES, size_of::<ServiceKey>(), size_of::<RouteEntry>()),
-        (pin::POLICIES, 4, size_of::<PolicySlot>()),
-        (pin::SLOTS, 4, 4),
-        (pin::BACKENDS, 4, size_of::<Backend>()),
-        (pin::FLOWS, size_of::<FlowKey>(), size_of::<Flow>()),
-        (pin::CONTROL, 4, 8),
-    ];
     let mut hash = 0xcbf2_9ce4_8422_2325;
-    for (name, key, value) in sizes {
-        hash = fnv1a(hash, name.as_bytes());
-        hash = fnv1a(hash, &(key as u64).to_le_bytes());
-        hash = fnv1a(hash, &(value as u64).to_le_bytes());
+    for map in MAPS {
+        hash = fnv1a(hash, map.name.as_bytes());
+        for number in [map.kind, map.key, map.value, map.flags] {
+            hash = fnv1a(hash, &number.to_le_bytes());
+        }
     }
     hash
 }
@@ -601,5 +766,7 @@ const _: () = {
     assert!(size_of::<FlowKey>() == 44);
     assert!(size_of::<Flow>() == 56);
     assert!(offset_of!(Flow, check) == 48);
+    assert!(size_of::<FragmentKey>() == 44);
+    assert!(size_of::<Fragment>() == 16);
     assert!(Verdict::ALL.len() <= COUNTERS as usize);
 };

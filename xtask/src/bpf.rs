@@ -183,15 +183,7 @@ fn compile(road: Road, linker: &Path, target_dir: &Path) -> anyhow::Result<()> {
         }
     };
     command.current_dir(&root);
-    command.args([
-        "build",
-        "--quiet",
-        "--locked",
-        "--profile",
-        "bpf",
-        "-Z",
-        "build-std=core",
-    ]);
+    command.args(["build", "--locked", "--profile", "bpf", "-Z", "build-std=core"]);
     command.args([
         "--target",
         TARGET,

@@ -4,8 +4,8 @@ use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use aya_ebpf::macros::btf_map;
 use holdfast_ebpf::abi::{
-    self, Backend, ConsumerRow, Flow, FlowKey, PolicySlot, RegistryRow, RouteEntry, ServiceKey, SourceKey,
-    capacity,
+    self, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, PolicySlot, RegistryRow, RouteEntry,
+    ServiceKey, SourceKey, capacity,
 };
 
 #[btf_map(name = "registry_v1")]
@@ -44,3 +44,13 @@ pub(super) static WAKES: RingBuf<u32, { capacity::WAKES_BYTES as usize }> = Ring
 
 #[btf_map(name = "wake_marks")]
 pub(super) static WAKE_MARKS: LruHashMap<u32, u64, { capacity::WAKE_MARKS as usize }> = LruHashMap::new();
+
+#[btf_map(name = "rates")]
+pub(super) static RATES: LruHashMap<u32, u64, { capacity::RATES as usize }> = LruHashMap::new();
+
+#[btf_map(name = "fragments")]
+pub(super) static FRAGMENTS: LruHashMap<FragmentKey, Fragment, { capacity::FRAGMENTS as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "answerers")]
+pub(super) static ANSWERERS: Array<u64, { capacity::ANSWERERS as usize }> = Array::new();

@@ -7,11 +7,17 @@
 mod maps;
 
 use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
+use aya_log_ebpf::debug;
+use holdfast_ebpf::abi::control;
 
 /// Entry point: passes everything.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "classifier/ingress")]
-extern "C" fn classifier(_skb: *mut __sk_buff) -> i32 {
+extern "C" fn classifier(skb: *mut __sk_buff) -> i32 {
+    if maps::CONTROL.get(control::DEBUG).is_some_and(|level| *level >= 2) {
+        // SAFETY: the kernel hands a valid context to the program.
+        debug!(&skb, "ifindex {} passed", unsafe { (*skb).ifindex });
+    }
     TC_ACT_UNSPEC
 }
 
