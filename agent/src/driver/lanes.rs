@@ -74,6 +74,7 @@ impl LanesHealth {
     }
 }
 
+/// In the order of [`index`].
 const ALL: [Lane; 3] = [Lane::Write, Lane::Attach, Lane::Prove];
 
 const fn index(lane: Lane) -> usize {
@@ -84,8 +85,27 @@ const fn index(lane: Lane) -> usize {
     }
 }
 
+/// Jobs of one batch, as a worker receives them.
+pub type Jobs = mpsc::Receiver<Vec<Job>>;
+
 impl Lanes {
-    /// Starts the threads. They end when this value is dropped; a thread inside a call ends after it.
+    /// The queues, and what the workers of the write, attach and prove lanes receive.
+    #[must_use]
+    pub fn new() -> (Self, [Jobs; 3], LanesHealth) {
+        let health = LanesHealth::default();
+        let (write, write_jobs) = mpsc::channel(1);
+        // About 10 ms each: every answer is worth having by itself.
+        let (attach, attach_jobs) = mpsc::channel(1);
+        let (prove, prove_jobs) = mpsc::channel(1);
+        let queue =
+            |lane, batch, jobs| LaneQueue { lane, batch, waiting: VecDeque::new(), busy: false, jobs };
+        let lanes =
+            [queue(Lane::Write, 256, write), queue(Lane::Attach, 1, attach), queue(Lane::Prove, 16, prove)];
+        (Self { lanes, health: health.clone() }, [write_jobs, attach_jobs, prove_jobs], health)
+    }
+
+    /// The queues with a thread behind each. The threads end when this value is dropped; one that is inside a call
+    /// ends after it.
     ///
     /// # Errors
     /// When a thread cannot be started.
@@ -94,9 +114,8 @@ impl Lanes {
         clock: &Arc<dyn Clock>,
         answers: &mpsc::Sender<Answers>,
     ) -> std::io::Result<Self> {
-        let health = LanesHealth::default();
-        let start = |lane: Lane, batch: usize| -> std::io::Result<LaneQueue> {
-            let (jobs, incoming) = mpsc::channel(1);
+        let (lanes, jobs, health) = Self::new();
+        for (lane, jobs) in ALL.into_iter().zip(jobs) {
             let worker = Worker {
                 lane,
                 datapath: Arc::clone(datapath),
@@ -109,24 +128,9 @@ impl Lanes {
                 Lane::Attach => "hf-attach",
                 Lane::Prove => "hf-prove",
             };
-            thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || worker.run(incoming))?;
-            Ok(LaneQueue {
-                lane,
-                batch,
-                waiting: VecDeque::new(),
-                busy: false,
-                jobs,
-            })
-        };
-        let lanes = [
-            start(Lane::Write, 256)?,
-            // About 10 ms each: every answer is worth having by itself.
-            start(Lane::Attach, 1)?,
-            start(Lane::Prove, 16)?,
-        ];
-        Ok(Self { lanes, health })
+            thread::Builder::new().name(name.to_owned()).spawn(move || worker.run(jobs))?;
+        }
+        Ok(lanes)
     }
 
     /// For `/livez`.
@@ -178,7 +182,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(self, mut jobs: mpsc::Receiver<Vec<Job>>) {
+    fn run(self, mut jobs: Jobs) {
         let busy = &self.health.since[index(self.lane)];
         while let Some(batch) = jobs.blocking_recv() {
             let events = batch

@@ -1,0 +1,307 @@
+//! `cargo xtask test`: sets up, builds, runs every suite, and says in one line how it went.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::args::Args;
+use crate::cache::BuildDir;
+use crate::{bpf, setup, tools};
+
+/// This command.
+pub(crate) const COMMAND: crate::Command = crate::Command {
+    name: "test",
+    summary: "Set up what is missing, build, run every suite",
+    help: "\
+Usage: cargo xtask test [--no-setup] [--quick] [--cases] [--list] [SUITE...]
+
+The suites that need a kernel run as root, in namespaces and bpffs mounts of their own. Without root, or on a kernel
+that lacks something, they say that they did not run; with CI set in the environment that is a failure
+wherever this machine could have run them.
+
+  SUITE        only these suites (see --list)
+  --list       name the suites and stop
+  --quick      only the suites that need neither root nor a lab (within 3 minutes once built)
+  --cases      show each case of tests/cases.toml with its tests, and fail if one has none; runs nothing else
+  --no-setup   install nothing; for people who manage their machine themselves",
+    run,
+};
+
+/// A test executable, as cargo names it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Suite {
+    /// Suites that need no kernel come first: they are quick to say that something is wrong.
+    needs_lab: bool,
+    /// `package` or `package:target`.
+    name: String,
+    executable: PathBuf,
+    directory: PathBuf,
+}
+
+/// What the suites said.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+fn run(mut args: Args) -> anyhow::Result<ExitCode> {
+    let no_setup = args.switch("--no-setup");
+    let quick = args.switch("--quick");
+    let cases = args.switch("--cases");
+    let list = args.switch("--list");
+    let wanted = args.rest()?;
+    let whole = wanted.is_empty() && !list && !cases;
+
+    let mut steps = Steps::default();
+    if !no_setup && !list && !cases {
+        steps.step("set up", setup::all)?;
+    }
+    let build = BuildDir::open()?;
+    if !list && !cases {
+        steps.step("BPF object", || bpf::build(&build))?;
+    }
+    let suites = steps.step("build", || build_suites(&build))?;
+    if list {
+        for suite in &suites {
+            println!("{}{}", suite.name, if suite.needs_lab { "  (lab)" } else { "" });
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cases {
+        return show_cases(&build);
+    }
+    for name in &wanted {
+        if !suites.iter().any(|suite| suite.name == *name) {
+            bail!("there is no suite `{name}` (cargo xtask test --list names them)");
+        }
+    }
+
+    let mut tally = Tally::default();
+    let mut broken = Vec::new();
+    for suite in &suites {
+        let chosen = if wanted.is_empty() { !(quick && suite.needs_lab) } else { wanted.contains(&suite.name) };
+        if !chosen {
+            continue;
+        }
+        let (told, ok) = steps.step(&suite.name, || run_suite(suite))?;
+        tally.passed += told.passed;
+        tally.failed += told.failed;
+        tally.skipped += told.skipped;
+        if !ok {
+            broken.push(suite.name.clone());
+        }
+    }
+    let cases_ok = if whole && !quick {
+        steps.step("cases", || Ok(show_cases(&build)? == ExitCode::SUCCESS))?
+    } else {
+        true
+    };
+
+    steps.print();
+    if !broken.is_empty() {
+        println!("failed suites: {}", broken.join(", "));
+    }
+    if !cases_ok {
+        println!("tests/cases.toml names a case without a test that passes for it");
+    }
+    // A suite that died before its closing line has failed, whatever it had counted.
+    tally.failed = tally.failed.max(broken.len() as u64);
+    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
+    Ok(if broken.is_empty() && cases_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Names each step and keeps how long it took.
+#[derive(Default)]
+struct Steps {
+    done: Vec<(String, f64)>,
+}
+
+impl Steps {
+    fn step<T>(&mut self, name: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        println!("==> {name}");
+        let started = Instant::now();
+        let result = work();
+        let minutes = started.elapsed().as_secs_f64() / 60.0;
+        println!("<== {name}: {minutes:.1} min");
+        self.done.push((name.to_owned(), minutes));
+        result
+    }
+
+    fn print(&self) {
+        println!("\nminutes by step:");
+        for (name, minutes) in &self.done {
+            println!("  {minutes:6.1}  {name}");
+        }
+    }
+}
+
+/// The lines of cargo's JSON messages that matter here.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    target: Option<Target>,
+    #[serde(default)]
+    profile: Option<Profile>,
+    #[serde(default)]
+    manifest_path: Option<PathBuf>,
+    #[serde(default)]
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds everything (also the agent, which the lab runs) and names the test executables.
+fn build_suites(build: &BuildDir) -> anyhow::Result<Vec<Suite>> {
+    // One feature set for both, so that nothing is built twice.
+    let bins = build.cargo()?.args(["build", "--workspace", "--bins"]).status().context("cannot run cargo")?;
+    if !bins.success() {
+        bail!("the build failed");
+    }
+    let mut child = build
+        .cargo()?
+        .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo")?;
+    let stdout = child.stdout.take().context("cargo has no output")?;
+    let mut suites = Vec::new();
+    for line in BufReader::new(stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Message>(&line?) else { continue };
+        if let Some(suite) = suite_of(message) {
+            suites.push(suite);
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("the build failed");
+    }
+    suites.sort();
+    Ok(suites)
+}
+
+fn suite_of(message: Message) -> Option<Suite> {
+    if message.reason != "compiler-artifact" || !message.profile?.test {
+        return None;
+    }
+    let (target, executable) = (message.target?, message.executable?);
+    let directory = message.manifest_path?.parent()?.to_path_buf();
+    let package = directory.file_name()?.to_string_lossy().into_owned();
+    let is_integration = target.kind.iter().any(|kind| kind == "test");
+    let name = if is_integration { format!("{package}:{}", target.name) } else { package.clone() };
+    // A crate with a library and a binary has two unit test executables.
+    let name =
+        if target.kind.iter().any(|kind| kind == "bin") { format!("{name}:bin") } else { name };
+    Some(Suite { needs_lab: package == "tests" && is_integration, name, executable, directory })
+}
+
+/// Runs one executable, shows what it says, and counts.
+fn run_suite(suite: &Suite) -> anyhow::Result<(Tally, bool)> {
+    let mut child = tools::clean(&suite.executable)
+        .current_dir(&suite.directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", suite.executable.display()))?;
+    let stdout = child.stdout.take().context("the suite has no output")?;
+    let mut tally = Tally::default();
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        println!("{line}");
+        if let Some(told) = closing_line(&line) {
+            tally = told;
+        }
+    }
+    let ok = child.wait()?.success();
+    Ok((tally, ok))
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, as libtest and libtest-mimic close.
+fn closing_line(line: &str) -> Option<Tally> {
+    let rest = line.trim().strip_prefix("test result: ")?;
+    let mut tally = Tally::default();
+    for part in rest.split(['.', ';']) {
+        let mut words = part.split_whitespace();
+        let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+        let Ok(number) = number.parse() else { continue };
+        match what {
+            "passed" => tally.passed = number,
+            "failed" => tally.failed = number,
+            "ignored" => tally.skipped = number,
+            _ => {}
+        }
+    }
+    Some(tally)
+}
+
+/// Asks the checker of `tests/cases.toml`.
+fn show_cases(build: &BuildDir) -> anyhow::Result<ExitCode> {
+    let status = build
+        .cargo()?
+        .args(["run", "--quiet", "--package", "holdfast-tests", "--bin", "cases"])
+        .status()
+        .context("cannot run cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `cargo xtask lint`.
+pub(crate) const LINT: crate::Command = crate::Command {
+    name: "lint",
+    summary: "Check formatting and lints, as CI does",
+    help: "\
+Usage: cargo xtask lint
+
+cargo fmt --check, cargo clippy with warnings as errors, and cargo deny where it is installed.",
+    run: lint,
+};
+
+fn lint(args: Args) -> anyhow::Result<ExitCode> {
+    args.finish()?;
+    let build = BuildDir::open()?;
+    let mut steps = Steps::default();
+    let mut ok = true;
+    let mut check = |name: &str, command: &mut Command| -> anyhow::Result<()> {
+        let status = steps.step(name, || command.status().with_context(|| format!("cannot run {name}")))?;
+        ok &= status.success();
+        Ok(())
+    };
+    check("cargo fmt", build.cargo()?.args(["fmt", "--all", "--check"]))?;
+    check(
+        "cargo clippy",
+        build.cargo()?.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    )?;
+    if has_cargo_deny() {
+        check("cargo deny", build.cargo()?.args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn has_cargo_deny() -> bool {
+    tools::find("cargo-deny").is_some_and(|path| Path::exists(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_lines_are_counted() {
+        let line = "test result: FAILED. 12 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.50s";
+        assert_eq!(closing_line(line), Some(Tally { passed: 12, failed: 2, skipped: 1 }));
+        assert_eq!(closing_line("test result is fine"), None);
+    }
+}
