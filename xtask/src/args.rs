@@ -50,6 +50,14 @@ impl Args {
         Ok(None)
     }
 
+    /// What is left, when none of it is an option.
+    pub(crate) fn rest(self) -> anyhow::Result<Vec<String>> {
+        match self.words.iter().find(|word| word.starts_with('-')) {
+            None => Ok(self.words),
+            Some(word) => bail!("unknown option `{word}` (see --help)"),
+        }
+    }
+
     /// Nothing may be left.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
         match self.words.first() {

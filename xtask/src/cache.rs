@@ -60,7 +60,6 @@ impl BuildDir {
         &self.path
     }
 
-    #[allow(dead_code, reason = "for the commands that build and run the agent")]
     /// A cargo command that builds there, with the compiler that runs us, and embeds this clone's BPF object.
     pub(crate) fn cargo(&self) -> anyhow::Result<Command> {
         let mut command = Command::new(tools::cargo());

@@ -12,6 +12,7 @@ mod bpf;
 mod cache;
 mod elf;
 mod setup;
+mod test;
 mod tools;
 
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ struct Command {
 }
 
 /// All commands, in the order in which one meets them.
-const COMMANDS: &[Command] = &[setup::COMMAND, bpf::COMMAND];
+const COMMANDS: &[Command] = &[setup::COMMAND, bpf::COMMAND, test::COMMAND, test::LINT];
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);

@@ -42,17 +42,24 @@ const COMPONENTS: [&str; 2] = ["rustfmt", "clippy"];
 fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let check_only = args.switch("--check");
     args.finish()?;
-    let missing = Missing::find();
-    if missing.is_nothing() {
-        println!("nothing is missing");
+    if !check_only {
+        all()?;
         return Ok(ExitCode::SUCCESS);
     }
+    let missing = Missing::find();
     missing.print();
-    if check_only {
-        return Ok(ExitCode::FAILURE);
-    }
-    missing.install()?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if missing.is_nothing() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Says what is missing and installs it.
+pub(crate) fn all() -> anyhow::Result<()> {
+    let missing = Missing::find();
+    missing.print();
+    missing.install()
 }
 
 /// What this machine lacks.
@@ -91,6 +98,10 @@ impl Missing {
     }
 
     fn print(&self) {
+        if self.is_nothing() {
+            println!("nothing is missing");
+            return;
+        }
         println!("missing:");
         if !self.packages.is_empty() {
             println!("  Debian packages: {}", self.packages.join(" "));

@@ -64,7 +64,7 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     }
     let build = BuildDir::open()?;
     if !list && !cases {
-        steps.step("BPF object", || bpf::build(&build))?;
+        steps.step("BPF object", || bpf::build(&build, None).map(drop))?;
     }
     let suites = steps.step("build", || build_suites(&build))?;
     if list {
@@ -85,7 +85,11 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let mut tally = Tally::default();
     let mut broken = Vec::new();
     for suite in &suites {
-        let chosen = if wanted.is_empty() { !(quick && suite.needs_lab) } else { wanted.contains(&suite.name) };
+        let chosen = if wanted.is_empty() {
+            !(quick && suite.needs_lab)
+        } else {
+            wanted.contains(&suite.name)
+        };
         if !chosen {
             continue;
         }
@@ -112,8 +116,15 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     }
     // A suite that died before its closing line has failed, whatever it had counted.
     tally.failed = tally.failed.max(broken.len() as u64);
-    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
-    Ok(if broken.is_empty() && cases_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "{} passed, {} failed, {} skipped",
+        tally.passed, tally.failed, tally.skipped
+    );
+    Ok(if broken.is_empty() && cases_ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Names each step and keeps how long it took.
@@ -169,20 +180,31 @@ struct Profile {
 /// Builds everything (also the agent, which the lab runs) and names the test executables.
 fn build_suites(build: &BuildDir) -> anyhow::Result<Vec<Suite>> {
     // One feature set for both, so that nothing is built twice.
-    let bins = build.cargo()?.args(["build", "--workspace", "--bins"]).status().context("cannot run cargo")?;
+    let bins = build
+        .cargo()?
+        .args(["build", "--workspace", "--bins"])
+        .status()
+        .context("cannot run cargo")?;
     if !bins.success() {
         bail!("the build failed");
     }
     let mut child = build
         .cargo()?
-        .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+        .args([
+            "test",
+            "--workspace",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ])
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run cargo")?;
     let stdout = child.stdout.take().context("cargo has no output")?;
     let mut suites = Vec::new();
     for line in BufReader::new(stdout).lines() {
-        let Ok(message) = serde_json::from_str::<Message>(&line?) else { continue };
+        let Ok(message) = serde_json::from_str::<Message>(&line?) else {
+            continue;
+        };
         if let Some(suite) = suite_of(message) {
             suites.push(suite);
         }
@@ -202,11 +224,23 @@ fn suite_of(message: Message) -> Option<Suite> {
     let directory = message.manifest_path?.parent()?.to_path_buf();
     let package = directory.file_name()?.to_string_lossy().into_owned();
     let is_integration = target.kind.iter().any(|kind| kind == "test");
-    let name = if is_integration { format!("{package}:{}", target.name) } else { package.clone() };
+    let name = if is_integration {
+        format!("{package}:{}", target.name)
+    } else {
+        package.clone()
+    };
     // A crate with a library and a binary has two unit test executables.
-    let name =
-        if target.kind.iter().any(|kind| kind == "bin") { format!("{name}:bin") } else { name };
-    Some(Suite { needs_lab: package == "tests" && is_integration, name, executable, directory })
+    let name = if target.kind.iter().any(|kind| kind == "bin") {
+        format!("{name}:bin")
+    } else {
+        name
+    };
+    Some(Suite {
+        needs_lab: package == "tests" && is_integration,
+        name,
+        executable,
+        directory,
+    })
 }
 
 /// Runs one executable, shows what it says, and counts.
@@ -236,7 +270,9 @@ fn closing_line(line: &str) -> Option<Tally> {
     let mut tally = Tally::default();
     for part in rest.split(['.', ';']) {
         let mut words = part.split_whitespace();
-        let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+        let (Some(number), Some(what)) = (words.next(), words.next()) else {
+            continue;
+        };
         let Ok(number) = number.parse() else { continue };
         match what {
             "passed" => tally.passed = number,
@@ -255,7 +291,11 @@ fn show_cases(build: &BuildDir) -> anyhow::Result<ExitCode> {
         .args(["run", "--quiet", "--package", "holdfast-tests", "--bin", "cases"])
         .status()
         .context("cannot run cargo")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// `cargo xtask lint`.
@@ -275,17 +315,26 @@ fn lint(args: Args) -> anyhow::Result<ExitCode> {
     let mut steps = Steps::default();
     let mut ok = true;
     let mut check = |name: &str, command: &mut Command| -> anyhow::Result<()> {
-        let status = steps.step(name, || command.status().with_context(|| format!("cannot run {name}")))?;
+        let status = steps.step(name, || {
+            command.status().with_context(|| format!("cannot run {name}"))
+        })?;
         ok &= status.success();
         Ok(())
     };
     check("cargo fmt", build.cargo()?.args(["fmt", "--all", "--check"]))?;
     check(
         "cargo clippy",
-        build.cargo()?.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        build
+            .cargo()?
+            .args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     )?;
     if has_cargo_deny() {
-        check("cargo deny", build.cargo()?.args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
+        check(
+            "cargo deny",
+            build
+                .cargo()?
+                .args(["deny", "--offline", "check", "bans", "licenses", "sources"]),
+        )?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -301,7 +350,14 @@ mod tests {
     #[test]
     fn closing_lines_are_counted() {
         let line = "test result: FAILED. 12 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.50s";
-        assert_eq!(closing_line(line), Some(Tally { passed: 12, failed: 2, skipped: 1 }));
+        assert_eq!(
+            closing_line(line),
+            Some(Tally {
+                passed: 12,
+                failed: 2,
+                skipped: 1
+            })
+        );
         assert_eq!(closing_line("test result is fine"), None);
     }
 }
