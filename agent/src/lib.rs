@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod datapath;
 pub mod driver;
+pub mod files;
 pub mod netlink;
 pub mod preflight;
 pub mod registry;

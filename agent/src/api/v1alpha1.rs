@@ -187,7 +187,6 @@ fn is_any(protocol: &Protocol) -> bool {
     *protocol == Protocol::Any
 }
 
-#[expect(reason = "the signature that serde asks for")]
 fn is_zero(port: &u16) -> bool {
     *port == 0
 }
