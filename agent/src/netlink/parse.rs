@@ -232,3 +232,154 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
     bytes.get(at..)?.first_chunk().copied().map(i32::from_ne_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages that a Linux 6.18 sent, as hexadecimal lines.
+    fn recorded(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        digits
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+            .collect()
+    }
+
+    fn contents(datagram: &[u8]) -> Vec<Content> {
+        messages(datagram)
+            .map(|message| message.unwrap().content)
+            .collect()
+    }
+
+    fn veth() -> Link {
+        Link {
+            ifindex: 2,
+            name: "hfweb0".into(),
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            up: true,
+            carrier: true,
+            kind: LinkKind::Veth { peer_elsewhere: true },
+            master: None,
+            mtu: 1500,
+        }
+    }
+
+    const VETH_UP: &str = include_str!("recorded/veth_up.hex");
+
+    #[test]
+    fn a_veth_with_its_peer_in_another_namespace() {
+        let datagram = recorded(VETH_UP);
+        assert_eq!(contents(&datagram), [Content::Present(veth())]);
+        let message = messages(&datagram).next().unwrap().unwrap();
+        assert_eq!((message.sequence, message.interrupted), (0, false));
+    }
+
+    #[test]
+    fn a_veth_in_a_bridge() {
+        let master = Some(5);
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/veth_in_bridge.hex"))),
+            [Content::Present(Link { master, ..veth() })]
+        );
+    }
+
+    #[test]
+    fn a_tap_and_a_tun_without_an_address() {
+        let tap = contents(&recorded(include_str!("recorded/tap.hex")));
+        let [Content::Present(tap)] = tap.as_slice() else {
+            panic!("{tap:?}")
+        };
+        assert_eq!((tap.name.as_str(), tap.kind), ("hftap0", LinkKind::Tap));
+        assert!(!tap.up && !tap.mac.is_unknown());
+        let tun = contents(&recorded(include_str!("recorded/tun_no_address.hex")));
+        let [Content::Present(tun)] = tun.as_slice() else {
+            panic!("{tun:?}")
+        };
+        assert_eq!((tun.name.as_str(), tun.kind), ("hftun0", LinkKind::Tap));
+        assert!(tun.mac.is_unknown());
+    }
+
+    #[test]
+    fn a_bridges_view_of_its_port_is_not_the_device() {
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/bridge_port_new.hex"))),
+            [Content::Other]
+        );
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/bridge_port_gone.hex"))),
+            [Content::Other]
+        );
+    }
+
+    #[test]
+    fn a_device_moved_to_another_namespace_is_gone() {
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/moved_away.hex"))),
+            [Content::Gone(2)]
+        );
+    }
+
+    #[test]
+    fn a_dump_and_a_refusal() {
+        let first = contents(&recorded(include_str!("recorded/dump_0.hex")));
+        let names: Vec<&str> = first
+            .iter()
+            .map(|content| match content {
+                Content::Present(link) => link.name.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(names, ["lo", "hftap0", "hftun0"]);
+        let rest = contents(&recorded(include_str!("recorded/dump_1.hex")));
+        assert!(matches!(rest.as_slice(), [Content::Present(bridge)] if bridge.kind == LinkKind::Other));
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/dump_2.hex"))),
+            [Content::Done(0)]
+        );
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/no_such_device.hex"))),
+            [Content::Answer(libc::ENODEV)]
+        );
+    }
+
+    #[test]
+    fn an_attribute_of_a_newer_kernel_changes_nothing() {
+        let mut datagram = recorded(VETH_UP);
+        datagram.extend([8, 0, 0xff, 0x3f, 1, 2, 3, 4]);
+        let length = u32::try_from(datagram.len()).unwrap();
+        datagram[..4].copy_from_slice(&length.to_ne_bytes());
+        assert_eq!(contents(&datagram), [Content::Present(veth())]);
+    }
+
+    #[test]
+    fn names_that_no_object_can_have() {
+        assert_eq!(device_name(b"eth0\0"), Some("eth0".into()));
+        assert_eq!(device_name(b"\0"), None);
+        assert_eq!(device_name(&[b'a'; 16]), None);
+        assert_eq!(device_name(&[0xff, 0xfe, 0]), Some("not UTF-8: fffe".into()));
+    }
+
+    #[test]
+    fn a_device_that_makes_no_sense_is_named_and_no_more() {
+        let mut datagram = recorded(VETH_UP);
+        // The first attribute is the name; its length goes beyond the message.
+        datagram[32..34].copy_from_slice(&u16::MAX.to_ne_bytes());
+        assert_eq!(contents(&datagram), [Content::Unreadable(2)]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_do_harm(bytes: Vec<u8>) {
+            for _ in messages(&bytes) {}
+        }
+
+        #[test]
+        fn no_cut_and_no_flipped_byte_does_harm(at in 0_usize..1504, with: u8, cut in 0_usize..1504) {
+            let mut datagram = recorded(VETH_UP);
+            datagram[at] = with;
+            datagram.truncate(cut);
+            for _ in messages(&datagram) {}
+        }
+    }
+}

@@ -320,3 +320,387 @@ impl Untold {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use holdfast_engine::model::{LinkKind, Mac};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn link(ifindex: Ifindex, mac: u8) -> Link {
+        Link {
+            ifindex,
+            name: format!("hf{ifindex}"),
+            mac: Mac([2, 0, 0, 0, 0, mac]),
+            up: true,
+            carrier: true,
+            kind: LinkKind::Other,
+            master: None,
+            mtu: 1500,
+        }
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend((value.len() as u16 + 4).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend((payload.len() as u32 + 16).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(payload);
+        bytes
+    }
+
+    fn ifinfo(ifindex: Ifindex, up: bool) -> Vec<u8> {
+        let mut bytes = vec![0; 4];
+        bytes.extend(ifindex.to_ne_bytes());
+        bytes.extend(u32::from(up).to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes
+    }
+
+    fn present(sequence: u32, link: &Link) -> Vec<u8> {
+        let mut payload = ifinfo(link.ifindex, link.up);
+        payload.extend(attribute(libc::IFLA_IFNAME, link.name.as_bytes()));
+        payload.extend(attribute(libc::IFLA_ADDRESS, &link.mac.0));
+        payload.extend(attribute(libc::IFLA_CARRIER, &[u8::from(link.carrier)]));
+        payload.extend(attribute(libc::IFLA_MTU, &link.mtu.to_ne_bytes()));
+        message(libc::RTM_NEWLINK, 0, sequence, &payload)
+    }
+
+    fn gone(ifindex: Ifindex) -> Vec<u8> {
+        message(libc::RTM_DELLINK, 0, 0, &ifinfo(ifindex, false))
+    }
+
+    fn done(sequence: u32, errno: i32) -> Vec<u8> {
+        message(libc::NLMSG_DONE as u16, 0, sequence, &(-errno).to_ne_bytes())
+    }
+
+    fn refused(sequence: u32, errno: i32) -> Vec<u8> {
+        message(libc::NLMSG_ERROR as u16, 0, sequence, &(-errno).to_ne_bytes())
+    }
+
+    fn news(state: &mut State) -> Vec<LinkNews> {
+        std::iter::from_fn(|| state.next_news()).collect()
+    }
+
+    fn dumped(links: &[Link]) -> State {
+        let mut state = State::default();
+        state.dump_begun(1);
+        for link in links {
+            assert_eq!(state.answered(&present(1, link)), Ok(None));
+        }
+        let interrupted = false;
+        assert_eq!(state.answered(&done(1, 0)), Ok(Some(Finished { interrupted })));
+        assert_eq!(news(&mut state), [LinkNews::Dump(links.to_vec())]);
+        state
+    }
+
+    #[test]
+    fn an_identical_message_is_no_news() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.notified(&present(0, &link(2, 1))).unwrap();
+        assert_eq!(news(&mut state), []);
+        state.notified(&present(0, &link(2, 7))).unwrap();
+        state.notified(&present(0, &link(2, 7))).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(link(2, 7))]);
+        state.notified(&gone(2)).unwrap();
+        state.notified(&gone(2)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Gone(2)]);
+    }
+
+    #[test]
+    fn a_notification_wins_over_the_dump_that_was_under_way() {
+        let mut state = dumped(&[link(2, 1), link(3, 1)]);
+        state.dump_begun(2);
+        state.answered(&present(2, &link(2, 1))).unwrap();
+        state.answered(&present(2, &link(3, 1))).unwrap();
+        state.notified(&gone(2)).unwrap();
+        state.notified(&present(0, &link(3, 9))).unwrap();
+        state.notified(&present(0, &link(4, 4))).unwrap();
+        state.answered(&done(2, 0)).unwrap();
+        assert_eq!(
+            news(&mut state),
+            [LinkNews::Dump(vec![link(3, 9), link(4, 4)])],
+            "what waited is in the dump"
+        );
+    }
+
+    #[test]
+    fn a_device_that_was_replaced_is_said_to_be_gone_first() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.notified(&gone(2)).unwrap();
+        state.notified(&present(0, &link(2, 1))).unwrap();
+        assert_eq!(
+            news(&mut state),
+            [LinkNews::Gone(2), LinkNews::Present(link(2, 1))]
+        );
+        // Also when a dump overtakes both.
+        state.notified(&gone(2)).unwrap();
+        state.notified(&present(0, &link(2, 1))).unwrap();
+        state.dump_begun(2);
+        state.answered(&present(2, &link(2, 1))).unwrap();
+        state.answered(&done(2, 0)).unwrap();
+        assert_eq!(
+            news(&mut state),
+            [LinkNews::Gone(2), LinkNews::Dump(vec![link(2, 1)])]
+        );
+    }
+
+    #[test]
+    fn a_slow_reader_gets_the_newest_once_a_device() {
+        let mut state = dumped(&[]);
+        for mac in 1..200 {
+            state.notified(&present(0, &link(3, mac))).unwrap();
+            state.notified(&present(0, &link(2, mac))).unwrap();
+        }
+        state.notified(&present(0, &link(4, 1))).unwrap();
+        state.notified(&gone(4)).unwrap();
+        assert_eq!(
+            news(&mut state),
+            [
+                LinkNews::Present(link(3, 199)),
+                LinkNews::Present(link(2, 199)),
+                LinkNews::Gone(4)
+            ]
+        );
+    }
+
+    #[test]
+    fn what_waits_is_bounded_by_the_devices() {
+        let mut state = dumped(&[link(1, 1)]);
+        for ifindex in 2..20_000 {
+            state.notified(&present(0, &link(ifindex, 1))).unwrap();
+            state.notified(&gone(ifindex)).unwrap();
+        }
+        assert!(state.untold.changes.len() <= SPARE_CHANGES + 2);
+        assert_eq!(
+            news(&mut state).first(),
+            Some(&LinkNews::Dump(vec![link(1, 1)])),
+            "told as one"
+        );
+    }
+
+    #[test]
+    fn an_answer_is_told_even_if_it_is_old_news() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.ask([2, 5].into());
+        assert_eq!((state.next_ask(), state.next_ask()), (Some(2), Some(5)));
+        state.asked(7, 2);
+        state.asked(8, 5);
+        state.answered(&present(7, &link(2, 1))).unwrap();
+        state.answered(&refused(8, libc::ENODEV)).unwrap();
+        assert_eq!(
+            news(&mut state),
+            [LinkNews::Present(link(2, 1)), LinkNews::Gone(5)]
+        );
+        assert!(!state.asking());
+    }
+
+    #[test]
+    fn a_notification_wins_over_an_answer_that_was_under_way() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.asked(7, 2);
+        state.notified(&present(0, &link(2, 9))).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(link(2, 9))]);
+        state.answered(&present(7, &link(2, 1))).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(link(2, 9))]);
+    }
+
+    #[test]
+    fn an_interrupted_dump_proves_no_absence() {
+        let mut state = dumped(&[link(2, 1), link(3, 1)]);
+        state.dump_begun(2);
+        let mut part = present(2, &link(3, 1));
+        part[6..8].copy_from_slice(&(libc::NLM_F_DUMP_INTR as u16).to_ne_bytes());
+        state.answered(&part).unwrap();
+        let interrupted = true;
+        assert_eq!(state.answered(&done(2, 0)), Ok(Some(Finished { interrupted })));
+        assert_eq!(news(&mut state), [LinkNews::Dump(vec![link(2, 1), link(3, 1)])]);
+        assert_eq!(state.next_ask(), Some(2));
+    }
+
+    #[test]
+    fn a_dump_that_ends_early_changes_nothing() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.dump_begun(2);
+        assert_eq!(state.answered(&done(2, libc::EINTR)), Err(Trouble::Cut));
+        state.dump_begun(3);
+        assert_eq!(state.answered(&refused(3, libc::EBUSY)), Err(Trouble::Cut));
+        assert_eq!(state.answered(&done(1, 0)), Ok(None), "an old one's end");
+        assert_eq!(news(&mut state), []);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_news() {
+        let mut state = dumped(&[link(2, 1)]);
+        let nameless = message(libc::RTM_NEWLINK, 0, 0, &ifinfo(2, false));
+        state.notified(&nameless).unwrap();
+        assert_eq!(news(&mut state), []);
+        assert_eq!(state.next_ask(), Some(2));
+        assert_eq!(state.notified(&[1, 2, 3]), Err(Trouble::Undecodable));
+        let overrun = message(libc::NLMSG_OVERRUN as u16, 0, 0, &[]);
+        assert_eq!(state.notified(&overrun), Err(Trouble::Overrun));
+        // A dump that shows it so keeps what was known.
+        state.dump_begun(2);
+        let mut part = nameless.clone();
+        part[8..12].copy_from_slice(&2_u32.to_ne_bytes());
+        state.answered(&part).unwrap();
+        state.answered(&done(2, 0)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Dump(vec![link(2, 1)])]);
+    }
+
+    const DEVICES: Ifindex = 7;
+
+    /// A kernel, its two queues, and a reader.
+    #[derive(Default)]
+    struct World {
+        devices: BTreeMap<Ifindex, Link>,
+        queue: VecDeque<Vec<u8>>,
+        overrun: bool,
+        state: State,
+        sequence: u32,
+        /// Answers wait in the order in which they were made: that to a question after one device when it was put,
+        /// the parts of a dump one ahead of the reader.
+        answers: VecDeque<(Vec<u8>, Option<Ifindex>)>,
+        dump: Option<u32>,
+        reader: BTreeMap<Ifindex, Link>,
+    }
+
+    impl World {
+        fn step(&mut self, action: u8, ifindex: Ifindex, mac: u8) {
+            match action {
+                0 | 1 => self.put(link(ifindex, mac)),
+                2 => {
+                    if self.devices.remove(&ifindex).is_some() {
+                        self.queue.push_back(gone(ifindex));
+                    }
+                }
+                3 => {
+                    if let Some(device) = self.devices.get(&ifindex).cloned() {
+                        let up = !device.up;
+                        self.put(Link { up, ..device });
+                    }
+                }
+                4 => {
+                    self.queue.clear();
+                    self.overrun = true;
+                }
+                5 => _ = self.notify_one(),
+                6 if self.dump.is_none() => {
+                    self.overrun = false;
+                    self.sequence += 1;
+                    self.dump = Some(self.sequence);
+                    self.state.dump_begun(self.sequence);
+                    self.make_part(1);
+                }
+                7 | 8 => _ = self.take_answer(),
+                9 => {
+                    self.sequence += 1;
+                    self.state.asked(self.sequence, ifindex);
+                    let answer = self.devices.get(&ifindex).map_or_else(
+                        || refused(self.sequence, libc::ENODEV),
+                        |device| present(self.sequence, device),
+                    );
+                    self.answers.push_back((answer, None));
+                }
+                _ => _ = self.read_one(),
+            }
+        }
+
+        fn put(&mut self, device: Link) {
+            self.queue.push_back(present(0, &device));
+            self.devices.insert(device.ifindex, device);
+        }
+
+        fn notify_one(&mut self) -> bool {
+            let datagram = self.queue.pop_front();
+            if let Some(datagram) = &datagram {
+                self.state.notified(datagram).unwrap();
+            }
+            datagram.is_some()
+        }
+
+        /// Two devices a part, as they are now.
+        fn make_part(&mut self, from: Ifindex) {
+            let Some(sequence) = self.dump else { return };
+            let next = from + 2;
+            let mut part: Vec<u8> = (from..next)
+                .filter_map(|ifindex| self.devices.get(&ifindex))
+                .flat_map(|device| present(sequence, device))
+                .collect();
+            let last = next > DEVICES;
+            if last {
+                part.extend(done(sequence, 0));
+            }
+            self.answers.push_back((part, (!last).then_some(next)));
+        }
+
+        /// As the task does: it catches up before it takes an answer in.
+        fn take_answer(&mut self) -> bool {
+            let Some((answer, next)) = self.answers.pop_front() else {
+                return false;
+            };
+            if let Some(next) = next {
+                self.make_part(next);
+            }
+            while self.notify_one() {}
+            if self.state.answered(&answer).unwrap().is_some() {
+                self.dump = None;
+            }
+            true
+        }
+
+        fn read_one(&mut self) -> bool {
+            let news = self.state.next_news();
+            match news.clone() {
+                Some(LinkNews::Dump(links)) => {
+                    self.reader = links.into_iter().map(|link| (link.ifindex, link)).collect();
+                }
+                Some(LinkNews::Present(link)) => _ = self.reader.insert(link.ifindex, link),
+                Some(LinkNews::Gone(ifindex)) => _ = self.reader.remove(&ifindex),
+                None => {}
+            }
+            news.is_some()
+        }
+
+        fn settle(&mut self) {
+            while self.take_answer() {}
+            if self.overrun {
+                self.step(6, 1, 0);
+                while self.take_answer() {}
+            }
+            while self.notify_one() {}
+            while self.read_one() {}
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn whatever_the_order_the_reader_ends_with_what_is_there(
+            steps in prop::collection::vec((0_u8..14, 1..=DEVICES, 0_u8..3), 0..120)
+        ) {
+            let mut world = World::default();
+            world.step(6, 1, 0);
+            for (action, ifindex, mac) in steps {
+                world.step(action, ifindex, mac);
+            }
+            world.settle();
+            prop_assert_eq!(world.reader, world.devices);
+        }
+    }
+}
