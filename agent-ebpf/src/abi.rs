@@ -451,6 +451,9 @@ pub struct FlowKey {
     pub pad: [u8; 2],
 }
 
+/// Nanoseconds of the clock (`bpf_ktime_get_coarse_ns`) shifted right by this: about a second, without a division.
+pub const TICK: u32 = 30;
+
 /// Value of `flows`: both directions of a flow have one, requests at the consumer and answers at the producer. 56 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -469,7 +472,7 @@ pub struct Flow {
     pub backend: u32,
     /// Policy slot.
     pub policy: u32,
-    /// Coarse seconds when the twin entry was last seen to exist.
+    /// When the twin entry was last seen to exist, in [`TICK`]s of the coarse clock.
     pub twin_checked: u32,
     /// [`Flow::ANSWER`].
     pub flags: u32,
@@ -510,8 +513,8 @@ pub struct FragmentKey {
 pub struct Fragment {
     /// [`FragmentKey::hash`] of its key: a value that turned into another key's is a miss.
     pub check: u64,
-    /// Coarse seconds when the first fragment came. Identifications come again: believed for
-    /// [`Fragment::SECONDS`].
+    /// When the first fragment came, in [`TICK`]s of the coarse clock. Identifications come again: believed for
+    /// [`Fragment::TICKS`].
     pub seen: u32,
     /// Source port, network order.
     pub source_port: u16,
@@ -521,7 +524,7 @@ pub struct Fragment {
 
 impl Fragment {
     /// How long later fragments may follow the first.
-    pub const SECONDS: u32 = 2;
+    pub const TICKS: u32 = 2;
 }
 
 /// Words of the `control` array (u64 each).
@@ -655,11 +658,27 @@ fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Mixes eight-byte words: a few multiplications instead of one a byte.
+/// Odd numbers without a pattern, one a word.
+const MULTIPLIERS: [u64; 6] = [
+    0x9e37_79b9_7f4a_7c15,
+    0xbf58_476d_1ce4_e5b9,
+    0x94d0_49bb_1331_11eb,
+    0xd6e8_feb8_6659_fd93,
+    0xa076_1d64_78bd_642f,
+    0xe703_7ed1_a0b4_28db,
+];
+
+/// Spreads words over 64 bits: one multiplication each, none waiting for another, and one at the end.
 #[inline(always)]
-const fn mix(hash: u64, word: u64) -> u64 {
-    let x = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^ (x >> 29)
+const fn spread<const N: usize>(words: [u64; N]) -> u64 {
+    let mut sum = 0u64;
+    let mut index = 0;
+    while index < N {
+        sum = sum.wrapping_add(words[index].wrapping_mul(MULTIPLIERS[index]));
+        index += 1;
+    }
+    let mixed = (sum ^ (sum >> 32)).wrapping_mul(MULTIPLIERS[0]);
+    mixed ^ (mixed >> 32)
 }
 
 #[inline(always)]
@@ -689,7 +708,7 @@ impl ServiceKey {
             | (self.port as u64) << 16
             | (self.protocol as u64) << 8
             | self.family as u64;
-        let hash = mix(mix(mix(0, head), a), b);
+        let hash = spread([head, a, b]);
         (hash ^ (hash >> 32)) as u32
     }
 }
@@ -699,7 +718,7 @@ impl SourceKey {
     #[inline(always)]
     pub const fn check(&self) -> u64 {
         let (a, b) = words(&self.address);
-        mix(mix(mix(0, (self.ifindex as u64) << 8 | self.family as u64), a), b)
+        spread([(self.ifindex as u64) << 8 | self.family as u64, a, b])
     }
 }
 
@@ -712,7 +731,7 @@ impl FlowKey {
         let head =
             (self.ifindex as u64) << 32 | (self.source_port as u64) << 16 | self.destination_port as u64;
         let tail = (self.protocol as u64) << 8 | self.family as u64;
-        mix(mix(mix(mix(mix(mix(0, head), s1), s2), d1), d2), tail)
+        spread([head, s1, s2, d1, d2, tail])
     }
 }
 
@@ -724,7 +743,7 @@ impl FragmentKey {
         let (d1, d2) = words(&self.destination);
         let head = (self.ifindex as u64) << 32 | self.id as u64;
         let tail = (self.protocol as u64) << 8 | self.family as u64;
-        mix(mix(mix(mix(mix(mix(0, head), s1), s2), d1), d2), tail)
+        spread([head, s1, s2, d1, d2, tail])
     }
 }
 
@@ -770,3 +789,96 @@ const _: () = {
     assert!(size_of::<Fragment>() == 16);
     assert!(Verdict::ALL.len() <= COUNTERS as usize);
 };
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_layout_is_not_changed_without_a_new_version() {
+        // Another value here needs another LAYOUT_VERSION, once a version has been released.
+        assert_eq!((LAYOUT_VERSION, layout_fingerprint()), (1, 0xa582_8a0c_d560_2c93));
+    }
+
+    #[test]
+    fn maps_have_names_that_the_kernel_takes_whole() {
+        let names: BTreeSet<_> = MAPS.iter().map(|map| map.name).collect();
+        assert_eq!(names.len(), MAPS.len());
+        // BPF_OBJ_NAME_LEN is 16 with the zero; bpffs forbids dots.
+        assert!(names.iter().all(|name| name.len() < 16 && !name.contains('.')));
+    }
+
+    #[test]
+    fn verdicts_have_their_own_numbers_and_labels() {
+        let labels: BTreeSet<_> = Verdict::ALL
+            .iter()
+            .map(|verdict| (verdict.verdict_label(), verdict.reason_label()))
+            .collect();
+        assert_eq!(labels.len(), Verdict::ALL.len());
+        for (number, verdict) in Verdict::ALL.into_iter().enumerate() {
+            assert_eq!(verdict as usize, number);
+            assert_eq!(Verdict::from_u32(number as u32), Some(verdict));
+        }
+        assert_eq!(Verdict::from_u32(14), None);
+    }
+
+    #[test]
+    fn generations_wrap() {
+        assert!(generation_at_least(5, 5));
+        assert!(generation_at_least(6, 5));
+        assert!(!generation_at_least(4, 5));
+        assert!(generation_at_least(0, Selector::GENERATION_MASK));
+        assert!(!generation_at_least(Selector::GENERATION_MASK, 0));
+    }
+
+    /// Hashes of flows that differ in one port only, as one client makes them, fill slots evenly.
+    #[test]
+    fn flows_spread_over_slots() {
+        let mut counts = [0u32; 16];
+        for port in 0..16_000u16 {
+            let key = FlowKey {
+                ifindex: 7,
+                source_port: port.to_be(),
+                destination_port: 53u16.to_be(),
+                protocol: 17,
+                family: FAMILY_V4,
+                ..FlowKey::default()
+            };
+            counts[(((key.hash() >> 32) * 16) >> 32) as usize] += 1;
+        }
+        assert!(
+            counts.iter().all(|count| (900..1100).contains(count)),
+            "{counts:?}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn words_are_what_was_packed(base in 0u32..1 << 24, length: u16, generation in 0u32..1 << 24, ifindex: u32, kind: u8) {
+            let selector = Selector { base, length, generation };
+            prop_assert_eq!(Selector::unpack(selector.pack()), selector);
+            let target = Target { ifindex, kind, last_generation: generation };
+            prop_assert_eq!(Target::unpack(target.pack()), target);
+        }
+
+        #[test]
+        fn a_check_names_its_key(ifindex: u32, port: u16, protocol: u8, address: [u8; 16], bit in 0usize..192) {
+            let key = ServiceKey { ifindex, port, protocol, family: FAMILY_V6, address };
+            let mut other = key;
+            match bit {
+                0..32 => other.ifindex ^= 1 << bit,
+                32..48 => other.port ^= 1 << (bit - 32),
+                48..56 => other.protocol ^= 1 << (bit - 48),
+                56..64 => other.family ^= 1 << (bit - 56),
+                _ => other.address[(bit - 64) / 8] ^= 1 << (bit % 8),
+            }
+            prop_assert_ne!(key.check(), other.check());
+        }
+    }
+}
