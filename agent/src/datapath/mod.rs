@@ -1,6 +1,8 @@
 //! The kernel side: maps, links, programs, proofs.
 
 pub mod object;
+pub mod pins;
+pub mod raw;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,8 +50,8 @@ pub struct Stats {
 /// One map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapStats {
-    /// Entries in use, as this process counts them.
-    pub entries: u64,
+    /// Entries in use; none where counting them would cost too much (flows).
+    pub entries: Option<u64>,
     /// Capacity.
     pub capacity: u64,
     /// Elements written by this process.

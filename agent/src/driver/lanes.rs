@@ -97,11 +97,26 @@ impl Lanes {
         // About 10 ms each: every answer is worth having by itself.
         let (attach, attach_jobs) = mpsc::channel(1);
         let (prove, prove_jobs) = mpsc::channel(1);
-        let queue =
-            |lane, batch, jobs| LaneQueue { lane, batch, waiting: VecDeque::new(), busy: false, jobs };
-        let lanes =
-            [queue(Lane::Write, 256, write), queue(Lane::Attach, 1, attach), queue(Lane::Prove, 16, prove)];
-        (Self { lanes, health: health.clone() }, [write_jobs, attach_jobs, prove_jobs], health)
+        let queue = |lane, batch, jobs| LaneQueue {
+            lane,
+            batch,
+            waiting: VecDeque::new(),
+            busy: false,
+            jobs,
+        };
+        let lanes = [
+            queue(Lane::Write, 256, write),
+            queue(Lane::Attach, 1, attach),
+            queue(Lane::Prove, 16, prove),
+        ];
+        (
+            Self {
+                lanes,
+                health: health.clone(),
+            },
+            [write_jobs, attach_jobs, prove_jobs],
+            health,
+        )
     }
 
     /// The queues with a thread behind each. The threads end when this value is dropped; one that is inside a call
@@ -128,7 +143,9 @@ impl Lanes {
                 Lane::Attach => "hf-attach",
                 Lane::Prove => "hf-prove",
             };
-            thread::Builder::new().name(name.to_owned()).spawn(move || worker.run(jobs))?;
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || worker.run(jobs))?;
         }
         Ok(lanes)
     }

@@ -5,6 +5,7 @@
 //! is kept once per device. The kernel's messages are spoken here and nowhere else.
 
 mod dump;
+pub mod find;
 mod monitor;
 mod parse;
 mod socket;
