@@ -185,16 +185,17 @@ impl RegistryRow {
 /// Value of `consumers`: the gate of one interface. 24 bytes.
 ///
 /// A packet that matches a route entry is delivered only if `token` is not 0 and equals the
-/// registry's. `ifindex` repeats the key: under replacement a hash value can turn into another key's.
+/// registry's. `ifindex` repeats the key: under replacement a hash value can turn into another key's. The kernel
+/// copies a value upwards, so what proves the key stands first and is read last, here and in the other values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConsumerRow {
-    /// The token it was programmed for; 0 = closed.
-    pub token: u64,
     /// The key again.
     pub ifindex: u32,
     /// Flows carry it; raised when a route entry of this interface is revoked, so that they are looked up anew.
     pub epoch: u32,
+    /// The token it was programmed for; 0 = closed.
+    pub token: u64,
     /// [`ConsumerRow::HAS_SERVICES`] and others.
     pub flags: u32,
     /// Zero.
@@ -236,14 +237,14 @@ pub struct ServiceKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteEntry {
-    /// Index into `policies`.
-    pub policy: u32,
-    /// [`RouteEntry::OPEN`].
-    pub flags: u32,
     /// [`ServiceKey::check`] of its key: a value that turned into another key's is a miss.
     pub check: u32,
     /// Zero.
     pub pad: u32,
+    /// Index into `policies`.
+    pub policy: u32,
+    /// [`RouteEntry::OPEN`] or [`RouteEntry::CLAIM`].
+    pub flags: u32,
 }
 
 impl RouteEntry {
@@ -458,6 +459,8 @@ pub const TICK: u32 = 30;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
+    /// [`FlowKey::hash`] of its key: a value that turned into another key's is a miss.
+    pub check: u64,
     /// The consumer's token.
     pub consumer_token: u64,
     /// The producer's token.
@@ -478,8 +481,6 @@ pub struct Flow {
     pub flags: u32,
     /// Zero.
     pub pad: u32,
-    /// [`FlowKey::hash`] of its key: a value that turned into another key's is a miss.
-    pub check: u64,
 }
 
 impl Flow {
@@ -769,11 +770,14 @@ const _: () = {
     assert!(offset_of!(RegistryRow, flags) == 21);
     assert!(offset_of!(RegistryRow, incarnation) == 24);
     assert!(size_of::<ConsumerRow>() == 24);
-    assert!(offset_of!(ConsumerRow, ifindex) == 8);
+    assert!(offset_of!(ConsumerRow, ifindex) == 0);
+    assert!(offset_of!(ConsumerRow, token) == 8);
     assert!(offset_of!(ConsumerRow, flags) == 16);
     assert!(size_of::<ServiceKey>() == 24);
     assert!(offset_of!(ServiceKey, address) == 8);
     assert!(size_of::<RouteEntry>() == 16);
+    assert!(offset_of!(RouteEntry, check) == 0);
+    assert!(offset_of!(RouteEntry, policy) == 8);
     assert!(size_of::<SourceKey>() == 24);
     assert!(size_of::<PolicySlot>() == 96);
     assert!(offset_of!(PolicySlot, selector) == 0);
@@ -784,7 +788,7 @@ const _: () = {
     assert!(offset_of!(Backend, address_v6) == 40);
     assert!(size_of::<FlowKey>() == 44);
     assert!(size_of::<Flow>() == 56);
-    assert!(offset_of!(Flow, check) == 48);
+    assert!(offset_of!(Flow, check) == 0);
     assert!(size_of::<FragmentKey>() == 44);
     assert!(size_of::<Fragment>() == 16);
     assert!(Verdict::ALL.len() <= COUNTERS as usize);
