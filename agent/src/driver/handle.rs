@@ -38,7 +38,7 @@ pub struct PolicyStatus {
     pub intents: Vec<IntentView>,
 }
 
-/// Everything that the engine knows, at one moment.
+/// What the engine knows at one moment, but for the single intents: at 100,000 of them a look would cost a pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Name of the node.
@@ -53,8 +53,6 @@ pub struct Snapshot {
     pub summary: Summary,
     /// Every policy that selects a consumer here.
     pub policies: Vec<PolicyView>,
-    /// Every intent.
-    pub intents: Vec<IntentView>,
     /// Every attachment of this node.
     pub attachments: Vec<AttachmentView>,
     /// How the source is doing.

@@ -361,7 +361,6 @@ impl Driver {
             now_boot_ns: now.boot.0,
             summary: self.engine.view().summary(),
             policies: self.engine.view().policies().collect(),
-            intents: self.engine.view().intents().collect(),
             attachments: self.engine.view().attachments().collect(),
             source: self.source.clone(),
             source_age_ns: self.source_activity.map(|at| now.boot.since(at.boot)),

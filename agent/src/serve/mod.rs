@@ -1,1 +1,48 @@
-//! To come.
+//! What others may ask of a running agent: metrics and health by HTTP, everything else on the local socket.
+
+pub mod health;
+pub mod http;
+pub mod metrics;
+pub mod socket;
+pub mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::model::Now;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::datapath;
+use crate::driver::lanes::LanesHealth;
+use crate::driver::{Handle, Snapshot};
+use crate::report::Stamps;
+
+/// Version of this build.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long the driver may take to answer a question of a scrape or a health check.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Where the answers come from.
+#[derive(Clone)]
+pub struct Sources {
+    /// The engine's task.
+    pub driver: Handle,
+    /// The kernel's lanes.
+    pub lanes: LanesHealth,
+    /// Numbers of the kernel side.
+    pub stats: Arc<dyn Fn() -> datapath::Stats + Send + Sync>,
+    /// Changes with every report.
+    pub reports: watch::Receiver<Arc<Snapshot>>,
+    /// Both clocks.
+    pub clock: Arc<dyn Clock>,
+    /// One for all who stamp.
+    pub stamps: Stamps,
+    /// When this life began.
+    pub started: Now,
+    /// Label `source`, and what `status` shows.
+    pub source: &'static str,
+    /// Series for every policy, not only for those in trouble.
+    pub all_policies: bool,
+}

@@ -1,0 +1,129 @@
+//! The HTTP listeners: `/metrics`, `/livez`, `/readyz`.
+
+use std::io;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::{PATIENCE, Sources, health, metrics};
+
+/// A listener could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("listen on {address}: {source}")]
+pub struct ListenError {
+    /// Where.
+    pub address: SocketAddr,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Listeners that run. They end when this value is dropped.
+#[derive(Debug)]
+pub struct Servers {
+    /// Where metrics and health are served.
+    pub address: SocketAddr,
+    /// Where metrics are served besides.
+    pub metrics_address: Option<SocketAddr>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Opens the listeners and starts serving. Port 0 takes any; the returned addresses are what was bound.
+///
+/// # Errors
+/// When an address cannot be listened on.
+pub async fn serve(
+    sources: Sources,
+    listen: SocketAddr,
+    metrics_listen: Option<SocketAddr>,
+) -> Result<Servers, ListenError> {
+    let everything = Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(scrape))
+        .with_state(sources.clone());
+    let mut servers = Servers {
+        address: listen,
+        metrics_address: None,
+        tasks: Vec::new(),
+    };
+    servers.address = servers.open(listen, everything).await?;
+    if let Some(metrics_listen) = metrics_listen {
+        let metrics_only = Router::new().route("/metrics", get(scrape)).with_state(sources);
+        servers.metrics_address = Some(servers.open(metrics_listen, metrics_only).await?);
+    }
+    Ok(servers)
+}
+
+impl Servers {
+    async fn open(&mut self, address: SocketAddr, router: Router) -> Result<SocketAddr, ListenError> {
+        let failed = |source| ListenError { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        self.tasks.push(tokio::spawn(async move {
+            // Serves until it is aborted; accept errors are retried inside.
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%address, %error, "a listener has ended");
+            }
+        }));
+        Ok(bound)
+    }
+}
+
+async fn livez(State(sources): State<Sources>) -> Response {
+    verdict(health::failing(&sources).await)
+}
+
+async fn readyz(State(sources): State<Sources>) -> Response {
+    verdict(health::not_ready(&sources).await)
+}
+
+/// `ok`, or one line for each thing that is wrong.
+fn verdict(wrong: Vec<String>) -> Response {
+    if wrong.is_empty() {
+        (StatusCode::OK, "ok\n").into_response()
+    } else {
+        let lines: String = wrong.into_iter().map(|line| line + "\n").collect();
+        (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
+    }
+}
+
+async fn scrape(State(sources): State<Sources>) -> Response {
+    match scraped(&sources).await {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
+    }
+}
+
+async fn scraped(sources: &Sources) -> Result<String, String> {
+    let answer = tokio::time::timeout(PATIENCE, sources.driver.metrics(sources.all_policies)).await;
+    let snapshot = answer
+        .map_err(|_| format!("no answer of the engine's loop within {PATIENCE:?}"))?
+        .map_err(|gone| gone.to_string())?;
+    let stats = std::sync::Arc::clone(&sources.stats);
+    // Counting map entries is a call to the kernel.
+    let stats = tokio::task::spawn_blocking(move || stats())
+        .await
+        .map_err(|error| error.to_string())?;
+    metrics::render(metrics::Scrape {
+        snapshot,
+        stats,
+        stamps: sources.stamps.clone(),
+        started: sources.started,
+        source: sources.source,
+    })
+    .map_err(|error| error.to_string())
+}
