@@ -12,8 +12,8 @@ use holdfast_ebpf::abi::{MapLayout, capacity};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::pins;
 use crate::datapath::raw::{self, Insn, MapShape, SkbContext};
+use crate::datapath::{self, DatapathError, pins};
 
 /// What to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,7 @@ pub fn run(wants: &Wants) -> Vec<Check> {
     checks.push(directory("run-dir", &wants.run_dir));
     checks.push(directory("state-dir", &wants.state_dir));
     checks.extend(kernel());
+    checks.push(program());
     checks
 }
 
@@ -308,6 +309,23 @@ fn kernel() -> Vec<Check> {
         "Linux 5.8 or later with CONFIG_BPF_SYSCALL",
     ));
     checks
+}
+
+/// The very program that will be attached, with maps of one entry each.
+fn program() -> Check {
+    const NAME: &str = "program";
+    match datapath::try_load() {
+        Ok(instructions) => passed(
+            NAME,
+            format!("passes this kernel's verifier ({instructions} instructions)"),
+        ),
+        Err(DatapathError::NotBuilt(error)) => failed(NAME, "not part of this binary", error.to_string()),
+        Err(error) => failed(
+            NAME,
+            error.to_string(),
+            "see the checks above; if all of them passed, report this",
+        ),
+    }
 }
 
 fn outcome(name: &str, result: Result<(), Errno>, good: &str, otherwise: &str) -> Check {

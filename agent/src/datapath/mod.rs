@@ -1,12 +1,31 @@
 //! The kernel side: maps, links, programs, proofs.
 
+mod adopt;
+mod attach;
+mod convert;
+mod kernel;
+mod maps;
 pub mod object;
 pub mod pins;
+mod proof;
 pub mod raw;
+mod rings;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpResult, RegistryRead};
+use rustix::io::Errno;
+
+use crate::registry::RegistryError;
+
+pub use kernel::{Kernel, Opened, Options, try_load};
+pub use maps::Maps;
+pub use object::NotBuilt;
+pub use pins::{AgentLock, PinError, Sizes};
+pub use proof::{Answer, Packet};
+pub use rings::{Logs, Wakes};
 
 /// What the engine's operations are carried out on.
 ///
@@ -63,7 +82,61 @@ pub struct MapStats {
 /// Why the kernel side cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// Anything, with what to do about it.
-    #[error("{0}")]
-    Other(String),
+    /// There is no BPF object in this binary.
+    #[error(transparent)]
+    NotBuilt(#[from] NotBuilt),
+    /// A pin, or the directory of pins.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// The registry.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The BPF object was refused, by its parser or by the kernel.
+    #[error("the BPF object: {doing}: {message}; `holdfast preflight` says what this kernel lacks")]
+    Object {
+        /// What was done with it.
+        doing: &'static str,
+        /// Why it was refused, with the verifier's words.
+        message: String,
+    },
+    /// The BPF object has no such map, or of another shape than this binary: they were built from different sources.
+    #[error("the BPF object has no map {name}: build it anew (`cargo xtask build-ebpf`)")]
+    MapNotInObject {
+        /// Its name.
+        name: &'static str,
+    },
+    /// The BPF object has no such program.
+    #[error("the BPF object has no classifier: build it anew (`cargo xtask build-ebpf`)")]
+    ProgramNotInObject,
+    /// A map could not be used.
+    #[error("{doing} {map}: {errno}")]
+    Map {
+        /// What was done with it.
+        doing: &'static str,
+        /// Its name.
+        map: &'static str,
+        /// Why it failed.
+        errno: Errno,
+    },
+}
+
+impl DatapathError {
+    fn map(doing: &'static str, map: &'static str, errno: Errno) -> Self {
+        Self::Map { doing, map, errno }
+    }
+
+    /// Keeps the whole chain of causes: the verifier's words are at its end.
+    fn object(doing: &'static str, error: &dyn Error) -> Self {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !message.contains(&text) {
+                message.push_str(": ");
+                message.push_str(&text);
+            }
+            cause = error.source();
+        }
+        Self::Object { doing, message }
+    }
 }

@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_ebpf::abi::{self, MapLayout};
 use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Commands of bpf(2), `enum bpf_cmd`.
 mod cmd {
@@ -991,4 +993,15 @@ pub fn chain(ifindex: u32) -> Result<Chain, Errno> {
         items,
         revision: attr.revision,
     })
+}
+
+// --- waiting -----------------------------------------------------------------------------------------------
+
+/// A descriptor that can be waited for until there is something to read. Must be called within a tokio runtime.
+///
+/// # Errors
+/// As epoll_ctl(2).
+pub fn readable(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is open, and stays so and the same, until the `AsyncFd` that owns it drops it.
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(Into::into)
 }

@@ -1,7 +1,5 @@
 //! Where desired objects come from.
 
-pub mod document;
-
 use holdfast_engine::model::ObjectChange;
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,297 @@
+//! Between the engine's words and the layout of the maps.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use holdfast_ebpf::abi;
+use holdfast_engine::model::{
+    Backend, Boot, Entry, Ifindex, Mac, NameHash, PolicySlot, Protocol, Row, Selected, ServiceKey, Token,
+    UidHash,
+};
+
+/// Family and address as keys have them.
+pub(super) const fn address(address: IpAddr) -> (u8, abi::Address) {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            let mut bytes = [0; 16];
+            [bytes[0], bytes[1], bytes[2], bytes[3]] = [a, b, c, d];
+            (abi::FAMILY_V4, bytes)
+        }
+        IpAddr::V6(v6) => (abi::FAMILY_V6, v6.octets()),
+    }
+}
+
+/// Back from a key; none when the family is neither, or bytes are set behind an IPv4 address.
+pub(super) fn address_of(family: u8, bytes: abi::Address) -> Option<IpAddr> {
+    match family {
+        abi::FAMILY_V4 => {
+            let [a, b, c, d, rest @ ..] = bytes;
+            (rest == [0; 12]).then(|| Ipv4Addr::new(a, b, c, d).into())
+        }
+        abi::FAMILY_V6 => Some(Ipv6Addr::from(bytes).into()),
+        _ => None,
+    }
+}
+
+pub(super) fn source_key(ifindex: Ifindex, source: IpAddr) -> abi::SourceKey {
+    let (family, address) = address(source);
+    abi::SourceKey {
+        ifindex,
+        family,
+        pad: [0; 3],
+        address,
+    }
+}
+
+pub(super) fn service_key(ifindex: Ifindex, key: &ServiceKey) -> abi::ServiceKey {
+    let (family, address) = address(key.address);
+    abi::ServiceKey {
+        ifindex,
+        port: key.port.to_be(),
+        protocol: key.protocol.number(),
+        family,
+        address,
+    }
+}
+
+/// Back from a key of `services`; none for what no agent writes.
+pub(super) fn service_key_of(key: &abi::ServiceKey) -> Option<ServiceKey> {
+    let protocol = match key.protocol {
+        6 => Protocol::Tcp,
+        17 => Protocol::Udp,
+        _ => return None,
+    };
+    Some(ServiceKey {
+        address: address_of(key.family, key.address)?,
+        protocol,
+        port: u16::from_be(key.port),
+    })
+}
+
+/// The mark that some port of this address is claimed.
+pub(super) const fn claim_key(key: &abi::ServiceKey) -> abi::ServiceKey {
+    abi::ServiceKey::claim(key.ifindex, key.family, key.address)
+}
+
+pub(super) const fn is_claim(key: &abi::ServiceKey) -> bool {
+    key.protocol == 0 && key.port == 0
+}
+
+pub(super) const fn entry(key: &abi::ServiceKey, entry: Entry) -> abi::RouteEntry {
+    abi::RouteEntry {
+        policy: entry.policy,
+        flags: if entry.open { abi::RouteEntry::OPEN } else { 0 },
+        check: key.check(),
+        pad: 0,
+    }
+}
+
+/// Back from a value of `services`; none when it is not this key's (the program takes it for a miss).
+pub(super) fn entry_of(key: &abi::ServiceKey, value: &abi::RouteEntry) -> Option<Entry> {
+    (value.check == key.check()).then_some(Entry {
+        policy: value.policy,
+        open: value.flags & abi::RouteEntry::OPEN != 0,
+    })
+}
+
+pub(super) fn row(ifindex: Ifindex, row: &Row) -> abi::ConsumerRow {
+    let mut flags = 0;
+    if row.has_services {
+        flags |= abi::ConsumerRow::HAS_SERVICES;
+    }
+    if row.has_sources {
+        flags |= abi::ConsumerRow::HAS_SOURCES;
+    }
+    abi::ConsumerRow {
+        token: row.token.map_or(0, Token::get),
+        ifindex,
+        epoch: row.epoch,
+        flags,
+        pad: 0,
+    }
+}
+
+/// Back from a value of `consumers`; none when it is not this key's.
+pub(super) fn row_of(ifindex: Ifindex, value: &abi::ConsumerRow) -> Option<Row> {
+    (value.ifindex == ifindex).then_some(Row {
+        token: Token::new(value.token),
+        epoch: value.epoch,
+        has_services: value.flags & abi::ConsumerRow::HAS_SERVICES != 0,
+        has_sources: value.flags & abi::ConsumerRow::HAS_SOURCES != 0,
+    })
+}
+
+pub(super) const fn selector(selected: Selected) -> u64 {
+    abi::Selector {
+        base: selected.base,
+        length: selected.length,
+        generation: selected.generation,
+    }
+    .pack()
+}
+
+const fn selected(word: u64) -> Selected {
+    let selector = abi::Selector::unpack(word);
+    Selected {
+        base: selector.base,
+        length: selector.length,
+        generation: selector.generation,
+    }
+}
+
+pub(super) fn policy(slot: &PolicySlot) -> abi::PolicySlot {
+    abi::PolicySlot {
+        selector: selector(slot.selected),
+        max_staleness: 0,
+        flags: if slot.pass_while_held {
+            abi::PolicySlot::PASS_WHILE_HELD
+        } else {
+            0
+        },
+        stale_after: 0,
+        name_hash: slot.name.0,
+        uid: slot.uid.0,
+        served_generation: slot.served_generation,
+        // Milliseconds since 1970: never negative but by a clock before that.
+        served_since: u64::try_from(slot.served_since_ms).unwrap_or(0),
+        waiting_since: slot.waiting_since.map_or(0, |since| since.0),
+        last_set_generation: u64::from(slot.last_set_generation),
+        reserved: 0,
+    }
+}
+
+/// Back from a value of `policies`; none when the slot is free.
+pub(super) fn policy_of(value: &abi::PolicySlot) -> Option<PolicySlot> {
+    (value.name_hash != 0).then(|| PolicySlot {
+        name: NameHash(value.name_hash),
+        uid: UidHash(value.uid),
+        selected: selected(value.selector),
+        pass_while_held: value.flags & abi::PolicySlot::PASS_WHILE_HELD != 0,
+        served_generation: value.served_generation,
+        served_since_ms: i64::try_from(value.served_since).unwrap_or(i64::MAX),
+        waiting_since: (value.waiting_since != 0).then_some(Boot(value.waiting_since)),
+        last_set_generation: (value.last_set_generation as u32) & abi::Selector::GENERATION_MASK,
+    })
+}
+
+pub(super) fn backend(backend: &Backend) -> abi::Backend {
+    let address_v4 = match backend.address_v4 {
+        Some(IpAddr::V4(address)) => address.octets(),
+        _ => [0; 4],
+    };
+    let address_v6 = match backend.address_v6 {
+        Some(IpAddr::V6(address)) => address.octets(),
+        _ => [0; 16],
+    };
+    abi::Backend {
+        token: backend.token.get(),
+        target: abi::Target {
+            ifindex: backend.ifindex,
+            kind: abi::Target::PEER,
+            last_generation: backend.last_generation,
+        }
+        .pack(),
+        drain_until: backend.drain_until.map_or(0, |until| until.0),
+        address_v4,
+        mac: backend.mac.0,
+        pad: [0; 6],
+        address_v6,
+        policy: backend.policy,
+        pad2: 0,
+    }
+}
+
+/// Back from a value of `backends`; none when it is free.
+pub(super) fn backend_of(value: &abi::Backend) -> Option<Backend> {
+    let target = abi::Target::unpack(value.target);
+    Some(Backend {
+        policy: value.policy,
+        ifindex: target.ifindex,
+        token: Token::new(value.token)?,
+        mac: Mac(value.mac),
+        address_v4: (value.address_v4 != [0; 4]).then(|| Ipv4Addr::from(value.address_v4).into()),
+        address_v6: (value.address_v6 != [0; 16]).then(|| Ipv6Addr::from(value.address_v6).into()),
+        last_generation: target.last_generation,
+        drain_until: (value.drain_until != 0).then_some(Boot(value.drain_until)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn addresses() -> impl Strategy<Value = IpAddr> {
+        prop_oneof![
+            any::<[u8; 4]>().prop_map(|bytes| IpAddr::from(Ipv4Addr::from(bytes))),
+            any::<[u8; 16]>().prop_map(|bytes| IpAddr::from(Ipv6Addr::from(bytes))),
+        ]
+    }
+
+    fn tokens() -> impl Strategy<Value = Token> {
+        (1..=u64::MAX).prop_map(|token| Token::new(token).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn a_service_key_comes_back(ifindex: u32, address in addresses(), tcp: bool, port: u16) {
+            let key = ServiceKey { address, protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port };
+            let raw = service_key(ifindex, &key);
+            prop_assert!(!is_claim(&raw));
+            prop_assert!(is_claim(&claim_key(&raw)));
+            prop_assert_eq!(service_key_of(&raw), Some(key));
+        }
+
+        #[test]
+        fn an_entry_comes_back_under_its_own_key_only(ifindex: u32, address in addresses(), policy: u32, open: bool) {
+            let key = service_key(ifindex, &ServiceKey { address, protocol: Protocol::Udp, port: 53 });
+            let value = entry(&key, Entry { policy, open });
+            prop_assert_eq!(entry_of(&key, &value), Some(Entry { policy, open }));
+            let other = abi::ServiceKey { ifindex: ifindex ^ 1, ..key };
+            prop_assert_eq!(entry_of(&other, &value), None);
+        }
+
+        #[test]
+        fn a_row_comes_back(ifindex: u32, token in proptest::option::of(tokens()), epoch: u32, has_services: bool, has_sources: bool) {
+            let wanted = Row { token, epoch, has_services, has_sources };
+            prop_assert_eq!(row_of(ifindex, &row(ifindex, &wanted)), Some(wanted));
+            prop_assert_eq!(row_of(ifindex ^ 1, &row(ifindex, &wanted)), None);
+        }
+
+        #[test]
+        fn a_policy_slot_comes_back(
+            name in 1..=u64::MAX, uid: [u8; 16], base in 0..1u32 << 24, length: u16, generation in 0..1u32 << 24,
+            pass_while_held: bool, served_generation: u64, served_since_ms in 0..=i64::MAX,
+            waiting_since in proptest::option::of(1..=u64::MAX), last_set_generation in 0..1u32 << 24,
+        ) {
+            let slot = PolicySlot {
+                name: NameHash(name), uid: UidHash(uid), selected: Selected { base, length, generation },
+                pass_while_held, served_generation, served_since_ms, waiting_since: waiting_since.map(Boot),
+                last_set_generation,
+            };
+            prop_assert_eq!(policy_of(&policy(&slot)), Some(slot));
+        }
+
+        #[test]
+        fn a_backend_comes_back(
+            policy: u32, ifindex: u32, token in tokens(), mac: [u8; 6], v4 in proptest::option::of(1..=u32::MAX),
+            v6 in proptest::option::of(1..=u128::MAX), last_generation in 0..1u32 << 24,
+            drain_until in proptest::option::of(1..=u64::MAX),
+        ) {
+            let wanted = Backend {
+                policy, ifindex, token, mac: Mac(mac),
+                address_v4: v4.map(|bits| Ipv4Addr::from_bits(bits).into()),
+                address_v6: v6.map(|bits| Ipv6Addr::from_bits(bits).into()),
+                last_generation, drain_until: drain_until.map(Boot),
+            };
+            prop_assert_eq!(backend_of(&backend(&wanted)), Some(wanted));
+        }
+    }
+
+    #[test]
+    fn what_is_free_is_none() {
+        assert_eq!(policy_of(&abi::PolicySlot::default()), None);
+        assert_eq!(backend_of(&abi::Backend::default()), None);
+    }
+}

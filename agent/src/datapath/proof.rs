@@ -1,0 +1,566 @@
+//! Asking the kernel itself: read back what was written, then run the very program that a device holds.
+//!
+//! A probe is a test run with a mark and a random nonce that no packet can carry: the program says what it would do and
+//! changes nothing. It proves the decision, not the redirect itself (the peer down, its MTU).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+
+use holdfast_ebpf::abi::{Verdict, control, pin, probe};
+use holdfast_engine::model::{
+    Backend, BackendId, Device, Entry, Ifindex, IntentProof, OpError, Protocol, Selected, ServiceKey, SlotId,
+    Token,
+};
+use rustix::io::Errno;
+
+use super::attach::{Links, Pinned, Program, failed, is_still, refused};
+use super::convert;
+use super::maps::Maps;
+use super::pins::Pins;
+use super::raw::{self, SkbContext};
+use super::write;
+use crate::registry::Registry;
+
+/// Carries proofs out.
+pub(super) struct Prover<'a> {
+    pub(super) pins: &'a Pins,
+    pub(super) links: &'a Links,
+    pub(super) maps: &'a Maps,
+    pub(super) registry: &'a Registry,
+    /// A foreign program before ours is no reason to fail.
+    pub(super) allow_foreign_before: bool,
+}
+
+/// What the program answered to a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What it would do.
+    pub verdict: Verdict,
+    /// Where to; 0 = nowhere.
+    pub target: Ifindex,
+    /// For which policy slot.
+    pub policy: SlotId,
+    /// In which generation of its set.
+    pub generation: u32,
+    /// To which backend.
+    pub backend: BackendId,
+}
+
+/// A packet that a probe is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Where from.
+    pub source: IpAddr,
+    /// Where to: of the same family.
+    pub destination: IpAddr,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Destination port.
+    pub port: u16,
+}
+
+/// How a probe wants to be judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Question {
+    base: u32,
+    length: u32,
+    flags: u32,
+}
+
+impl Question {
+    /// As a packet would be.
+    pub(super) const AS_IS: Self = Self {
+        base: 0,
+        length: 0,
+        flags: 0,
+    };
+    /// As if the consumer's row and the entry were open.
+    const AS_IF_OPEN: Self = Self {
+        base: 0,
+        length: 0,
+        flags: probe::AS_IF_OPEN,
+    };
+
+    /// One slot for a policy: no route, no row.
+    const fn slot(slot: u32, policy: SlotId) -> Self {
+        Self {
+            base: slot,
+            length: 1,
+            flags: probe::SET_ONLY | policy << 8,
+        }
+    }
+}
+
+fn disproved(message: impl Into<String>) -> OpError {
+    OpError::Disproved {
+        message: message.into(),
+    }
+}
+
+fn compare<T: PartialEq + std::fmt::Debug>(
+    what: impl Display,
+    wanted: &T,
+    found: Option<&T>,
+) -> Result<(), OpError> {
+    match found {
+        Some(found) if found == wanted => Ok(()),
+        Some(found) => Err(disproved(format!(
+            "{what}: wanted {wanted:?}, the kernel has {found:?}"
+        ))),
+        None => Err(disproved(format!(
+            "{what}: wanted {wanted:?}, the kernel has none"
+        ))),
+    }
+}
+
+impl Prover<'_> {
+    /// The program that the device holds, if ours is in its place.
+    pub(super) fn program_of(&self, device: Device) -> Result<Program, OpError> {
+        let Device { ifindex, .. } = device;
+        is_still(device)?;
+        let (info, chain) = match self.links.look(ifindex).map_err(|error| refused(&error))? {
+            Pinned::Live { info, chain, .. } => (info, chain),
+            Pinned::Absent => return Err(disproved(format!("no link is pinned for device {ifindex}"))),
+            Pinned::Defunct { why } => {
+                return Err(disproved(format!(
+                    "the link of device {ifindex} is defunct: {why}"
+                )));
+            }
+        };
+        // What stands before ours could let every packet pass without asking ours.
+        let before: Vec<String> = chain
+            .items
+            .iter()
+            .take_while(|item| item.link_id != info.id)
+            .map(|item| item.prog_id.to_string())
+            .collect();
+        if !before.is_empty() && !self.allow_foreign_before {
+            return Err(disproved(format!(
+                "foreign program {} runs before ours ({}) at device {ifindex}",
+                before.join(", "),
+                info.prog_id
+            )));
+        }
+        let program = Program::open(self.pins, info.prog_id).map_err(|error| refused(&error))?;
+        program.ok_or_else(|| {
+            disproved(format!(
+                "device {ifindex} holds program {}, which is none that is pinned here",
+                info.prog_id
+            ))
+        })
+    }
+
+    pub(super) fn intent(&self, proof: &IntentProof) -> Result<(), OpError> {
+        let program = self.program_of(proof.device)?;
+        let Device { ifindex, .. } = proof.device;
+
+        let row = self
+            .maps
+            .consumers
+            .lookup(&ifindex)
+            .map_err(|errno| write::refused("reading", pin::CONSUMERS, errno))?;
+        compare(
+            format_args!("row of device {ifindex}"),
+            &convert::row(ifindex, &proof.row),
+            row.as_ref(),
+        )?;
+        self.identity(proof.device, proof.token)?;
+        self.sources(ifindex, &proof.sources)?;
+        let policies = self.entries(ifindex, &proof.entries)?;
+        for &policy in &policies {
+            self.selector(policy, proof.selected)?;
+        }
+        self.backends(&proof.backends)?;
+        self.slots(proof.selected, &proof.backends)?;
+
+        for (key, entry) in &proof.entries {
+            self.destination(&program, proof, key, *entry)?;
+        }
+        Ok(())
+    }
+
+    fn identity(&self, device: Device, token: Token) -> Result<(), OpError> {
+        let found = self
+            .registry
+            .read(device.ifindex)
+            .map_err(|errno| OpError::Refused {
+                message: format!("reading the registry: {errno}"),
+            })?;
+        let what = format!("registered token of device {}", device.ifindex);
+        compare(&what, &token, found.as_ref().map(|found| &found.token))?;
+        match found {
+            Some(found) if !found.host_mac_shared && found.host_mac != device.mac => Err(disproved(format!(
+                "the identity of device {} was registered for another device, {}",
+                device.ifindex, found.host_mac
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn sources(&self, ifindex: Ifindex, sources: &BTreeSet<IpAddr>) -> Result<(), OpError> {
+        for &source in sources {
+            let key = convert::source_key(ifindex, source);
+            let found = self
+                .maps
+                .sources
+                .lookup(&key)
+                .map_err(|errno| write::refused("reading", pin::SOURCES, errno))?;
+            compare(
+                format_args!("source {source} of device {ifindex}"),
+                &key.check(),
+                found.as_ref(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The policies that the entries lead to.
+    fn entries(
+        &self,
+        ifindex: Ifindex,
+        entries: &BTreeMap<ServiceKey, Entry>,
+    ) -> Result<BTreeSet<SlotId>, OpError> {
+        for (service, entry) in entries {
+            let key = convert::service_key(ifindex, service);
+            let found = self
+                .maps
+                .services
+                .lookup(&key)
+                .map_err(|errno| write::refused("reading", pin::SERVICES, errno))?;
+            compare(
+                format_args!("entry {} of device {ifindex}", shown(service)),
+                &convert::entry(&key, *entry),
+                found.as_ref(),
+            )?;
+        }
+        Ok(entries.values().map(|entry| entry.policy).collect())
+    }
+
+    fn selector(&self, policy: SlotId, selected: Selected) -> Result<(), OpError> {
+        let found = self
+            .maps
+            .policies
+            .lookup(&policy)
+            .map_err(|errno| write::refused("reading", pin::POLICIES, errno))?;
+        let found = found.map(|found| found.selector);
+        compare(
+            format_args!("selector of policy slot {policy}"),
+            &convert::selector(selected),
+            found.as_ref(),
+        )
+    }
+
+    fn backends(&self, backends: &BTreeMap<BackendId, Backend>) -> Result<(), OpError> {
+        for (id, backend) in backends {
+            let found = self
+                .maps
+                .backends
+                .lookup(id)
+                .map_err(|errno| write::refused("reading", pin::BACKENDS, errno))?;
+            compare(
+                format_args!("backend {id}"),
+                &convert::backend(backend),
+                found.as_ref(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Every slot of the set leads to one of its members.
+    fn slots(&self, selected: Selected, backends: &BTreeMap<BackendId, Backend>) -> Result<(), OpError> {
+        for offset in 0..u32::from(selected.length) {
+            let index = selected.base.saturating_add(offset);
+            let found = self
+                .maps
+                .slots
+                .lookup(&index)
+                .map_err(|errno| write::refused("reading", pin::SLOTS, errno))?;
+            if !found.is_some_and(|backend| backends.contains_key(&backend)) {
+                return Err(disproved(format!(
+                    "slot {index}: the kernel has {found:?}, which is no backend of the set"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks about one destination, from every source address of its family.
+    fn destination(
+        &self,
+        program: &Program,
+        proof: &IntentProof,
+        key: &ServiceKey,
+        entry: Entry,
+    ) -> Result<(), OpError> {
+        let of_family: Vec<IpAddr> = proof
+            .sources
+            .iter()
+            .copied()
+            .filter(|source| source.is_ipv4() == key.address.is_ipv4())
+            .collect();
+        // A consumer whose addresses are known, none of them of this family, cannot send such a packet: whatever
+        // comes is spoofed, and that is what the program must say.
+        let spoofed = of_family.is_empty() && proof.row.has_sources;
+        let sources = if of_family.is_empty() {
+            vec![made_up(key.address)]
+        } else {
+            of_family
+        };
+        for source in sources {
+            let packet = Packet {
+                source,
+                destination: key.address,
+                protocol: key.protocol,
+                port: key.port,
+            };
+            let answer = self.ask(program, proof.device.ifindex, &packet, Question::AS_IF_OPEN)?;
+            let right = if spoofed {
+                answer.verdict == Verdict::DropSpoofed
+            } else {
+                answer.verdict == Verdict::Delivered
+                    && answer.policy == entry.policy
+                    && answer.generation == proof.selected.generation
+                    && proof
+                        .backends
+                        .get(&answer.backend)
+                        .is_some_and(|backend| backend.ifindex == answer.target)
+            };
+            if !right {
+                return Err(disproved(format!(
+                    "asked for {} from {source}, the program of device {} answers {answer:?}",
+                    shown(key),
+                    proof.device.ifindex
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for each slot singly, before a selector leads to them.
+    pub(super) fn set(
+        &self,
+        policy: SlotId,
+        device: Device,
+        selected: Selected,
+        backends: &BTreeMap<BackendId, Backend>,
+        slots: &[BackendId],
+    ) -> Result<(), OpError> {
+        let program = self.program_of(device)?;
+        if slots.len() != usize::from(selected.length) {
+            return Err(disproved(format!(
+                "a set of {} slots was to be proven by {} answers",
+                selected.length,
+                slots.len()
+            )));
+        }
+        self.backends(backends)?;
+        let mut asked = BTreeSet::new();
+        for (offset, wanted) in (0..).zip(slots) {
+            let index = selected.base.saturating_add(offset);
+            let found = self
+                .maps
+                .slots
+                .lookup(&index)
+                .map_err(|errno| write::refused("reading", pin::SLOTS, errno))?;
+            compare(format_args!("slot {index}"), wanted, found.as_ref())?;
+            // Of the slots of one backend the first is asked: the others lead to the same words.
+            if !asked.insert(wanted) {
+                continue;
+            }
+            let backend = backends.get(wanted).ok_or_else(|| {
+                disproved(format!(
+                    "slot {index} leads to backend {wanted}, which is not in the set"
+                ))
+            })?;
+            let packet = Packet {
+                source: made_up(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+                destination: DESTINATION_V4.into(),
+                protocol: Protocol::Udp,
+                port: 9,
+            };
+            let answer = self.ask(&program, device.ifindex, &packet, Question::slot(index, policy))?;
+            let right = answer.verdict == Verdict::Delivered
+                && answer.policy == policy
+                && answer.backend == *wanted
+                && answer.target == backend.ifindex;
+            if !right {
+                return Err(disproved(format!(
+                    "asked for slot {index} of policy slot {policy}, which should lead to backend {wanted} at device {}, \
+                     the program of device {} answers {answer:?}",
+                    backend.ifindex, device.ifindex
+                )));
+            }
+        }
+        let members: BTreeSet<&BackendId> = backends.keys().collect();
+        if asked == members {
+            Ok(())
+        } else {
+            Err(disproved(format!(
+                "slots lead to backends {asked:?}, the set is {members:?}"
+            )))
+        }
+    }
+
+    /// One test run.
+    pub(super) fn ask(
+        &self,
+        program: &Program,
+        ifindex: Ifindex,
+        packet: &Packet,
+        question: Question,
+    ) -> Result<Answer, OpError> {
+        let nonce = self.maps.control.load(control::NONCE);
+        let context = SkbContext::new(
+            probe::MARK,
+            ifindex,
+            [
+                question.base,
+                question.length,
+                question.flags,
+                nonce as u32,
+                (nonce >> 32) as u32,
+            ],
+        );
+        let run =
+            raw::test_run(program.fd.as_fd(), &frame(packet), &context, 1).map_err(|errno| match errno {
+                Errno::NODEV => OpError::NoDevice,
+                errno => failed("a test run for", ifindex, errno),
+            })?;
+        let [verdict, target, policy, generation, backend] = run.context.cb;
+        let verdict = Verdict::from_u32(verdict & 0xff).ok_or_else(|| {
+            disproved(format!(
+                "the program of device {ifindex} gives an answer that is none: {:?}",
+                run.context.cb
+            ))
+        })?;
+        Ok(Answer {
+            verdict,
+            target,
+            policy,
+            generation,
+            backend,
+        })
+    }
+}
+
+/// An address that packets may come from, for a consumer whose addresses are not known. Documentation ranges
+/// (RFC 5737, RFC 3849): nobody's.
+const fn made_up(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    }
+}
+
+/// Where a packet goes whose route is not looked up.
+const DESTINATION_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+
+fn shown(key: &ServiceKey) -> String {
+    let protocol = match key.protocol {
+        Protocol::Tcp => "TCP",
+        Protocol::Udp => "UDP",
+    };
+    format!("{} {protocol} {}", key.address, key.port)
+}
+
+/// Source port of probes: ephemeral, no service's.
+const SOURCE_PORT: u16 = 49_152;
+
+/// An Ethernet frame with complete IP and transport headers. Checksums are left out: the program looks at none, and
+/// a probe goes nowhere.
+pub(super) fn frame(packet: &Packet) -> Vec<u8> {
+    // Locally administered addresses, unicast both.
+    let mut frame = vec![0x02, 0, 0, 0, 0, 0x02, 0x02, 0, 0, 0, 0, 0x01];
+    let transport = transport(packet);
+    let length = transport.len() as u16;
+    match (packet.source, packet.destination) {
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            frame.extend(0x86dd_u16.to_be_bytes());
+            frame.extend([0x60, 0, 0, 0]);
+            frame.extend(length.to_be_bytes());
+            frame.extend([packet.protocol.number(), 64]);
+            frame.extend(source.octets());
+            frame.extend(destination.octets());
+        }
+        (source, destination) => {
+            frame.extend(0x0800_u16.to_be_bytes());
+            frame.extend([0x45, 0]);
+            frame.extend((20 + length).to_be_bytes());
+            // Identification 0, do not fragment; time to live 64.
+            frame.extend([0, 0, 0x40, 0, 64, packet.protocol.number(), 0, 0]);
+            frame.extend(v4(source).octets());
+            frame.extend(v4(destination).octets());
+        }
+    }
+    frame.extend(transport);
+    frame
+}
+
+fn v4(address: IpAddr) -> Ipv4Addr {
+    match address {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(address) => address.to_ipv4_mapped().unwrap_or(Ipv4Addr::UNSPECIFIED),
+    }
+}
+
+fn transport(packet: &Packet) -> Vec<u8> {
+    let mut header = Vec::with_capacity(20);
+    header.extend(SOURCE_PORT.to_be_bytes());
+    header.extend(packet.port.to_be_bytes());
+    match packet.protocol {
+        // Sequence 0, acknowledgment 0, five words, SYN, window.
+        Protocol::Tcp => header.extend([0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]),
+        Protocol::Udp => header.extend([0, 8, 0, 0]),
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(source: &str, destination: &str, protocol: Protocol) -> Packet {
+        Packet {
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            protocol,
+            port: 53,
+        }
+    }
+
+    #[test]
+    fn a_frame_says_its_own_length() {
+        let udp4 = frame(&packet("10.0.0.1", "10.96.0.10", Protocol::Udp));
+        assert_eq!(udp4.len(), 14 + 20 + 8);
+        assert_eq!(udp4[16..18], 28_u16.to_be_bytes());
+        let tcp6 = frame(&packet("fd00::1", "fd00::10", Protocol::Tcp));
+        assert_eq!(tcp6.len(), 14 + 40 + 20);
+        assert_eq!(tcp6[18..20], 20_u16.to_be_bytes());
+    }
+
+    #[test]
+    fn ports_follow_the_addresses() {
+        let frame = frame(&packet("10.0.0.1", "10.96.0.10", Protocol::Udp));
+        assert_eq!(frame[30..34], [10, 96, 0, 10]);
+        assert_eq!(frame[36..38], 53_u16.to_be_bytes());
+    }
+
+    #[test]
+    fn the_parser_of_the_program_reads_what_a_probe_sends() {
+        // Kept in step with the program's own parser by the kernel suite; here only that both MACs are unicast.
+        let frame = frame(&packet("fd00::1", "fd00::10", Protocol::Udp));
+        assert_eq!(frame[0] & 1, 0);
+        assert_eq!(frame[6] & 1, 0);
+    }
+
+    #[test]
+    fn a_comparison_names_both_sides() {
+        let error = compare("slot 3", &7, Some(&9)).unwrap_err();
+        assert_eq!(error.to_string(), "slot 3: wanted 7, the kernel has 9");
+        let error = compare("slot 3", &7, None).unwrap_err();
+        assert_eq!(error.to_string(), "slot 3: wanted 7, the kernel has none");
+        assert!(compare("slot 3", &7, Some(&7)).is_ok());
+    }
+}
