@@ -254,9 +254,13 @@ impl Scrape {
     fn kernel(&self, out: &mut Out<'_, '_>) -> fmt::Result {
         let maps = &self.stats.maps;
         out.gauge("holdfast_map_entries", "Entries in use of each map.", |family| {
-            maps.iter()
-                .filter_map(|(map, stats)| Some((map, stats.entries?)))
-                .try_for_each(|(map, entries)| family.gauge(&[("map", *map)], entries))
+            // Not every map can be counted for nothing.
+            for (map, stats) in maps {
+                if let Some(entries) = stats.entries {
+                    family.gauge(&[("map", *map)], entries)?;
+                }
+            }
+            Ok(())
         })?;
         out.gauge("holdfast_map_capacity", "Capacity of each map.", |family| {
             maps.iter()

@@ -1,5 +1,7 @@
 //! Where desired objects come from.
 
+pub mod document;
+
 use holdfast_engine::model::ObjectChange;
 use serde::{Deserialize, Serialize};
 
