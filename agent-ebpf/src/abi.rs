@@ -38,7 +38,7 @@ pub mod pin {
     pub const RATES: &str = "rates";
     /// Ports of datagrams whose later fragments are still to come.
     pub const FRAGMENTS: &str = "fragments";
-    /// A hint by ifindex: whether a flow was ever made towards it, so that answers may come from there.
+    /// Hints by ifindex: whether a flow was ever made towards it, so that answers may come from there.
     pub const ANSWERERS: &str = "answerers";
     /// Debug lines, read by `aya-log` (which looks for the map by this name).
     pub const LOGS: &str = "AYA_LOGS";
@@ -72,8 +72,8 @@ pub mod capacity {
     pub const RATES: u32 = 16_384;
     /// Fragmented datagrams on their way.
     pub const FRAGMENTS: u32 = 8_192;
-    /// Words of 64 interfaces each. Ifindexes above share a bit with lower ones, which costs time only.
-    pub const ANSWERERS: u32 = 1_024;
+    /// One value that holds all hints.
+    pub const ANSWERERS: u32 = 1;
     /// Bytes of the ring buffer of debug lines (`aya-log-ebpf` sets it).
     pub const LOGS_BYTES: u32 = 131_072;
 }
@@ -144,7 +144,7 @@ pub const MAPS: [MapLayout; 16] = {
         M::new::<u32, u64>(pin::WAKE_MARKS, M::LRU_HASH, capacity::WAKE_MARKS, 0),
         M::new::<u32, u64>(pin::RATES, M::LRU_HASH, capacity::RATES, 0),
         M::new::<FragmentKey, Fragment>(pin::FRAGMENTS, M::LRU_HASH, capacity::FRAGMENTS, 0),
-        M::new::<u32, u64>(pin::ANSWERERS, M::ARRAY, capacity::ANSWERERS, 0),
+        M::new::<u32, Answerers>(pin::ANSWERERS, M::ARRAY, capacity::ANSWERERS, 0),
         M::new::<(), ()>(pin::LOGS, M::RING_BUFFER, capacity::LOGS_BYTES, 0),
     ]
 };
@@ -516,7 +516,11 @@ pub struct Fragment {
     pub check: u64,
     /// When the first fragment came, in [`TICK`]s of the coarse clock. Identifications come again: believed for
     /// [`Fragment::TICKS`].
-    pub seen: u32,
+    pub seen: u16,
+    /// Protocol behind all extension headers.
+    pub protocol: u8,
+    /// Zero.
+    pub pad: u8,
     /// Source port, network order.
     pub source_port: u16,
     /// Destination port, network order.
@@ -525,8 +529,12 @@ pub struct Fragment {
 
 impl Fragment {
     /// How long later fragments may follow the first.
-    pub const TICKS: u32 = 2;
+    pub const TICKS: u16 = 2;
 }
+
+/// Value of `answerers`: one byte an interface, by the low 16 bits of its ifindex (those above share a byte with
+/// lower ones, which costs time only). Not 0: a flow was made towards it.
+pub type Answerers = [u8; 65_536];
 
 /// Words of the `control` array (u64 each).
 pub mod control {
@@ -682,22 +690,28 @@ const fn spread<const N: usize>(words: [u64; N]) -> u64 {
     mixed ^ (mixed >> 32)
 }
 
-#[inline(always)]
+/// An address as two words.
+#[cfg(not(target_arch = "bpf"))]
 const fn words(address: &Address) -> (u64, u64) {
-    let a = u64::from_ne_bytes([
-        address[0], address[1], address[2], address[3], address[4], address[5], address[6], address[7],
-    ]);
-    let b = u64::from_ne_bytes([
-        address[8],
-        address[9],
-        address[10],
-        address[11],
-        address[12],
-        address[13],
-        address[14],
-        address[15],
-    ]);
-    (a, b)
+    let value = u128::from_ne_bytes(*address);
+    if cfg!(target_endian = "little") {
+        (value as u64, (value >> 64) as u64)
+    } else {
+        ((value >> 64) as u64, value as u64)
+    }
+}
+
+/// An address as two words.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+#[expect(
+    unsafe_code,
+    reason = "the compiler would read it byte by byte, and keep every byte on the small stack"
+)]
+const fn words(address: &Address) -> (u64, u64) {
+    // SAFETY: sixteen bytes; all keys have their addresses at multiples of four.
+    let [a, b, c, d] = unsafe { *core::ptr::from_ref(address).cast::<[u32; 4]>() };
+    (a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32)
 }
 
 impl ServiceKey {

@@ -30,6 +30,7 @@ impl Bytes for &[u8] {
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Kind {
     /// Not IP (ARP, VLAN-tagged, anything else): never ours.
     NotIp,
@@ -45,8 +46,24 @@ pub enum Kind {
     Malformed,
 }
 
+impl Kind {
+    /// From its number; whatever is none is malformed.
+    #[inline(always)]
+    pub const fn from_u32(number: u32) -> Self {
+        match number {
+            0 => Self::NotIp,
+            1 => Self::NeverCaptured,
+            2 => Self::Complete,
+            3 => Self::LaterFragment,
+            4 => Self::Opaque,
+            _ => Self::Malformed,
+        }
+    }
+}
+
 /// What the headers say. Only meaningful as far as [`Kind`] says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(8))]
 pub struct Headers {
     /// The key of the flow; its ifindex is left alone.
     pub key: FlowKey,

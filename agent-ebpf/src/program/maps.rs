@@ -4,8 +4,8 @@ use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use aya_ebpf::macros::btf_map;
 use holdfast_ebpf::abi::{
-    self, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, PolicySlot, RegistryRow, RouteEntry,
-    ServiceKey, SourceKey, capacity,
+    self, Answerers, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, PolicySlot, RegistryRow,
+    RouteEntry, ServiceKey, SourceKey, capacity,
 };
 
 #[btf_map(name = "registry_v1")]
@@ -39,6 +39,16 @@ pub(super) static COUNTERS: PerCpuArray<u64, { abi::COUNTERS as usize }> = PerCp
 pub(super) static CONTROL: Array<u64, { abi::control::LEN as usize }, { BPF_F_MMAPABLE as usize }> =
     Array::new();
 
+/// A word of `control`.
+#[inline(always)]
+pub(super) fn control(index: u32) -> u64 {
+    match CONTROL.get_ptr(index) {
+        // SAFETY: a map value.
+        Some(word) => unsafe { super::once(word) },
+        None => 0,
+    }
+}
+
 #[btf_map(name = "wakes")]
 pub(super) static WAKES: RingBuf<u32, { capacity::WAKES_BYTES as usize }> = RingBuf::new();
 
@@ -53,4 +63,4 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey, Fragment, { capacity::FRAGM
     LruHashMap::new();
 
 #[btf_map(name = "answerers")]
-pub(super) static ANSWERERS: Array<u64, { capacity::ANSWERERS as usize }> = Array::new();
+pub(super) static ANSWERERS: Array<Answerers, { capacity::ANSWERERS as usize }> = Array::new();
