@@ -1,1 +1,26 @@
-//! x
+//! The lab: nodes and workloads as network namespaces, identities registered as a CNI does, senders that number their
+//! packets, receivers that count.
+//!
+//! Nothing here has a name outside: namespaces are held by open files, mounts are in a mount namespace, processes die
+//! with the thread that started them. So whatever ends a test, also SIGKILL, takes everything with it.
+
+pub mod cases;
+pub mod lab;
+pub mod node;
+pub mod objects;
+pub mod process;
+pub mod rtnl;
+pub mod space;
+pub mod suite;
+pub mod sysctl;
+pub mod told;
+pub mod traffic;
+mod until;
+pub mod workload;
+
+pub use lab::Lab;
+pub use node::{EVENT_BUDGET, Node};
+pub use space::Space;
+pub use suite::{Reason, say, skip};
+pub use until::{throughout, until};
+pub use workload::Workload;

@@ -1,0 +1,342 @@
+//! A node: namespaces of its own, a directory of objects, and the agent that serves it.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::Signal;
+
+use crate::objects::{Attachment, NODE, Policy};
+use crate::process::{Log, Running, SHIPPED, confine, run};
+use crate::rtnl::Rtnl;
+use crate::space::ROOT;
+use crate::told::{self, Answer, Metrics, PORT, Report};
+use crate::{Space, sysctl, until};
+
+/// How long anything that should happen at once may take.
+pub const EVENT_BUDGET: Duration = Duration::from_secs(1);
+
+/// How long the agent may take to start or to end.
+const START_OR_END: Duration = Duration::from_secs(20);
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    agent: Option<Running>,
+    log: Log,
+    /// Its devices.
+    pub rtnl: Rtnl,
+    space: Space,
+}
+
+impl Node {
+    /// A node without an agent and without objects.
+    ///
+    /// # Errors
+    /// When the kernel or the rights do not allow it.
+    pub fn new() -> anyhow::Result<Self> {
+        let space = Space::node()?;
+        space.inside(sysctl::for_node)?;
+        let node = Self {
+            agent: None,
+            log: Log::default(),
+            rtnl: Rtnl::open(&space)?,
+            space,
+        };
+        for directory in ["objects", "staging"] {
+            std::fs::create_dir(node.outside(directory)?)?;
+        }
+        Ok(node)
+    }
+
+    /// Its namespaces.
+    #[must_use]
+    pub const fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// A path under the node's own root, as this process opens it.
+    ///
+    /// # Errors
+    /// Never for a node.
+    pub fn outside(&self, below: &str) -> anyhow::Result<PathBuf> {
+        self.space.from_outside(&Path::new(ROOT).join(below))
+    }
+
+    // --- objects --------------------------------------------------------------------------------------------
+
+    /// Writes or replaces an attachment.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn put_attachment(&self, attachment: &Attachment) -> anyhow::Result<()> {
+        self.put_file(&format!("attachment-{}.yaml", attachment.name), attachment)
+    }
+
+    /// Writes or replaces a policy.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn put_policy(&self, policy: &Policy) -> anyhow::Result<()> {
+        self.put_file(&format!("policy-{}.yaml", policy.name), policy)
+    }
+
+    /// Writes or replaces a file of objects as a whole.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn put_file(&self, name: &str, text: &dyn Display) -> anyhow::Result<()> {
+        let staged = self.outside("staging")?.join(name);
+        std::fs::write(&staged, text.to_string())?;
+        std::fs::rename(&staged, self.outside("objects")?.join(name))?;
+        Ok(())
+    }
+
+    /// Removes a file of objects.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn remove_file(&self, name: &str) -> anyhow::Result<()> {
+        std::fs::remove_file(self.outside("objects")?.join(name)).with_context(|| name.to_owned())
+    }
+
+    // --- agent ----------------------------------------------------------------------------------------------
+
+    /// Starts the agent and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_agent(&mut self) -> anyhow::Result<()> {
+        self.launch_agent(&[])?;
+        self.until_ready()
+    }
+
+    /// Starts the agent with these variables in its environment, beside what every agent here gets; does not wait.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch_agent(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        ensure!(self.agent.is_none(), "the agent of this node runs already");
+        let mut command = self.agent_command()?;
+        command.envs(environment.iter().copied());
+        self.agent = Some(Running::start(command, &self.log)?);
+        Ok(())
+    }
+
+    /// The agent's command line, with exactly the rights that it is shipped with.
+    ///
+    /// # Errors
+    /// When the agent is not built.
+    pub fn agent_command(&self) -> anyhow::Result<Command> {
+        let mut command = self.command("agent")?;
+        command
+            .arg("--source")
+            .arg(format!("dir:{ROOT}/objects"))
+            .args(["--node", NODE])
+            .args(["--listen", &format!("127.0.0.1:{PORT}")]);
+        confine(&mut command, &self.space, Some(SHIPPED));
+        Ok(command)
+    }
+
+    fn command(&self, subcommand: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(agent_binary()?);
+        command.env_clear().arg(subcommand);
+        for (flag, below) in [
+            ("--bpffs-dir", "bpf/holdfast"),
+            ("--state-dir", "state"),
+            ("--run-dir", "holdfast"),
+        ] {
+            command.arg(flag).arg(Path::new(ROOT).join(below));
+        }
+        Ok(command)
+    }
+
+    /// Waits until the agent says that it is ready.
+    ///
+    /// # Errors
+    /// When it does not, or has ended.
+    pub fn until_ready(&mut self) -> anyhow::Result<()> {
+        until(START_OR_END, "the agent is ready", || {
+            if let Some(status) = self.running()?.ended()? {
+                bail!("the agent has ended: {status}");
+            }
+            Ok(self
+                .get("/readyz")
+                .ok()
+                .filter(|answer| answer.status == 200)
+                .map(drop))
+        })
+    }
+
+    fn running(&mut self) -> anyhow::Result<&mut Running> {
+        self.agent.as_mut().context("no agent runs")
+    }
+
+    /// The agent's process id.
+    ///
+    /// # Errors
+    /// When none runs.
+    pub fn agent_id(&mut self) -> anyhow::Result<u32> {
+        Ok(self.running()?.id())
+    }
+
+    /// Ends the agent by this signal and waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn end_agent(&mut self, signal: Signal) -> anyhow::Result<()> {
+        self.running()?.signal(signal)?;
+        self.until_ended().map(drop)
+    }
+
+    /// Waits until the agent has ended by itself.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn until_ended(&mut self) -> anyhow::Result<std::process::ExitStatus> {
+        let status = self.running()?.wait(START_OR_END)?;
+        self.agent = None;
+        Ok(status)
+    }
+
+    /// What the agents of this node have written.
+    #[must_use]
+    pub fn log(&self) -> Vec<String> {
+        self.log.lines()
+    }
+
+    /// Lines at error level, and whatever the runtime writes when a thread panics.
+    #[must_use]
+    pub fn error_lines(&self) -> Vec<String> {
+        let mut lines = self.log();
+        lines.retain(|line| line.contains("ERROR") || line.contains("panicked at"));
+        lines
+    }
+
+    // --- what a CNI and an operator do -----------------------------------------------------------------------
+
+    /// Runs a subcommand on the node, as root.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn cli<S: AsRef<OsStr>>(&self, subcommand: &str, arguments: &[S]) -> anyhow::Result<Output> {
+        run(self.command(subcommand)?.args(arguments), &self.space)
+    }
+
+    /// Registers the identity behind an interface, as a CNI does, and waits until the agent has taken it in.
+    ///
+    /// # Errors
+    /// When the command does not exit with 0.
+    pub fn register(&self, interface: &str, identity: &str) -> anyhow::Result<()> {
+        self.register_with(interface, identity, 0)
+    }
+
+    /// The same with the exit code that is right: 2 while no agent runs.
+    ///
+    /// # Errors
+    /// When the command exits with another code.
+    pub fn register_with(&self, interface: &str, identity: &str, code: i32) -> anyhow::Result<()> {
+        let arguments = ["register", "--interface", interface, "--identity", identity];
+        self.attachment_command(&arguments, code)
+    }
+
+    /// Unregisters whatever is behind an interface, as a CNI does.
+    ///
+    /// # Errors
+    /// When the command does not exit with 0.
+    pub fn unregister(&self, interface: &str) -> anyhow::Result<()> {
+        self.attachment_command(&["unregister", "--interface", interface], 0)
+    }
+
+    fn attachment_command(&self, arguments: &[&str], code: i32) -> anyhow::Result<()> {
+        let output = self.cli("attachment", arguments)?;
+        ensure!(
+            output.status.code() == Some(code),
+            "`attachment {}` exits with {}, not {code}: {}{}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    // --- what the node tells ----------------------------------------------------------------------------------
+
+    /// Asks the agent by HTTP.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        self.space.inside(|| told::get(path))
+    }
+
+    /// One scrape.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub fn metrics(&self) -> anyhow::Result<Metrics> {
+        let answer = self.get("/metrics")?;
+        ensure!(answer.status == 200, "/metrics says {}", answer.status);
+        Ok(Metrics::parse(&answer.body))
+    }
+
+    /// Where the report is, as this process opens it.
+    ///
+    /// # Errors
+    /// Never for a node.
+    pub fn report_path(&self) -> anyhow::Result<PathBuf> {
+        self.outside("holdfast/report.yaml")
+    }
+
+    /// The report, if there is one.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub fn report(&self) -> anyhow::Result<Option<Report>> {
+        Report::read(&self.report_path()?)
+    }
+
+    /// What the report says of this policy, as `Programmed` or `Held(NoCarrier)`; empty if nothing.
+    ///
+    /// # Errors
+    /// When the report makes no sense.
+    pub fn verdict(&self, policy: &str) -> anyhow::Result<String> {
+        let report = self.report()?;
+        let line = report.as_ref().and_then(|report| report.policy(policy));
+        Ok(line.map(told::PolicyLine::verdict).unwrap_or_default())
+    }
+
+    /// Waits until the report says this of this policy.
+    ///
+    /// # Errors
+    /// When it does not within the deadline.
+    pub fn until_verdict(&self, policy: &str, verdict: &str, deadline: Duration) -> anyhow::Result<()> {
+        let mut last = String::new();
+        let found = until(deadline, format!("{policy} is {verdict}"), || {
+            last = self.verdict(policy)?;
+            Ok((last == verdict).then_some(()))
+        });
+        found.with_context(|| format!("{policy} is {last:?}"))
+    }
+}
+
+/// The agent's executable, beside the test's own.
+///
+/// # Errors
+/// When it is not built.
+pub fn agent_binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    // Test executables are one directory below the others.
+    let mut places = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|directory| directory.join("holdfast"));
+    places
+        .find(|binary| binary.is_file())
+        .context("the agent is not built: cargo build --workspace --bins")
+}

@@ -1,0 +1,442 @@
+//! Makes and changes network devices, addresses, routes and neighbours by rtnetlink.
+//!
+//! Requests are put together by hand (`linux/rtnetlink.h`, `linux/if_link.h`): the tests must not speak to the kernel
+//! through the code that they test, and 5,000 devices are made in a second.
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, bail};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::Space;
+
+const REQUEST: u16 = libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16;
+const CREATE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
+const REPLACE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_REPLACE as u16;
+
+/// From `linux/veth.h`, `linux/neighbour.h` and `linux/rtnetlink.h`: libc does not have them.
+const VETH_INFO_PEER: u16 = 1;
+const NUD_PERMANENT: u16 = 0x80;
+const RTNH_F_ONLINK: u32 = 4;
+
+/// A hardware address.
+pub type Mac = [u8; 6];
+
+/// A socket to the kernel's devices in one namespace.
+#[derive(Debug)]
+pub struct Rtnl {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+/// One end of a veth.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Address; the kernel's choice if none.
+    pub mac: Option<Mac>,
+}
+
+/// What the kernel says of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Number.
+    pub ifindex: u32,
+    /// Hardware address.
+    pub mac: Mac,
+}
+
+impl Rtnl {
+    /// Opens a socket in this namespace.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered or the socket not be opened.
+    pub fn open(space: &Space) -> anyhow::Result<Self> {
+        let socket = space.inside(|| {
+            let socket = rustix::net::socket_with(
+                AddressFamily::NETLINK,
+                SocketType::RAW,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+            Ok(socket)
+        })?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Makes a veth, with its other end in another namespace if one is given. Both ends are down.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn veth(
+        &mut self,
+        end: End<'_>,
+        peer: End<'_>,
+        peer_net: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
+        request.ifinfo(0, 0, 0);
+        request.end(end);
+        request.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, b"veth");
+            info.nested(libc::IFLA_INFO_DATA, |data| {
+                data.nested(VETH_INFO_PEER, |other| {
+                    other.ifinfo(0, 0, 0);
+                    other.end(peer);
+                    if let Some(net) = peer_net {
+                        other.attribute(libc::IFLA_NET_NS_FD, &net.as_raw_fd().to_ne_bytes());
+                    }
+                });
+            });
+        });
+        self.ask(request)
+            .with_context(|| format!("cannot make veth {}", end.name))
+    }
+
+    /// Makes a device of a kind that needs no more than its name, such as a bridge.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn simple(&mut self, name: &str, kind: &str) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
+        request.ifinfo(0, 0, 0);
+        request.end(End { name, mac: None });
+        request.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, kind.as_bytes());
+        });
+        self.ask(request)
+            .with_context(|| format!("cannot make {kind} {name}"))
+    }
+
+    /// Deletes a device.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn delete(&mut self, name: &str) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_DELLINK, REQUEST);
+        request.ifinfo(0, 0, 0);
+        request.end(End { name, mac: None });
+        self.ask(request).with_context(|| format!("cannot delete {name}"))
+    }
+
+    /// Sets a device administratively up.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn up(&mut self, name: &str) -> anyhow::Result<()> {
+        let up = libc::IFF_UP as u32;
+        self.change(name, up, |_| {})
+            .with_context(|| format!("cannot set {name} up"))
+    }
+
+    /// Sets a device administratively down.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn down(&mut self, name: &str) -> anyhow::Result<()> {
+        self.change(name, 0, |_| {})
+            .with_context(|| format!("cannot set {name} down"))
+    }
+
+    /// Gives a device another name.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn rename(&mut self, name: &str, to: &str) -> anyhow::Result<()> {
+        let ifindex = self.device(name)?.context("no such device")?.ifindex;
+        let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
+        request.ifinfo(ifindex, 0, 0);
+        request.end(End { name: to, mac: None });
+        self.ask(request)
+            .with_context(|| format!("cannot rename {name} to {to}"))
+    }
+
+    /// Gives a device another hardware address.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_mac(&mut self, name: &str, mac: Mac) -> anyhow::Result<()> {
+        self.attribute_of(name, libc::IFLA_ADDRESS, &mac)
+            .with_context(|| format!("cannot change the address of {name}"))
+    }
+
+    /// Makes a device a port of this one, or of none for 0.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_master(&mut self, name: &str, master: u32) -> anyhow::Result<()> {
+        self.attribute_of(name, libc::IFLA_MASTER, &master.to_ne_bytes())
+            .with_context(|| format!("cannot change the master of {name}"))
+    }
+
+    /// Moves a device to another namespace.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn move_to(&mut self, name: &str, net: BorrowedFd<'_>) -> anyhow::Result<()> {
+        self.attribute_of(name, libc::IFLA_NET_NS_FD, &net.as_raw_fd().to_ne_bytes())
+            .with_context(|| format!("cannot move {name}"))
+    }
+
+    fn attribute_of(&mut self, name: &str, kind: u16, value: &[u8]) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
+        request.ifinfo(0, 0, 0);
+        request.end(End { name, mac: None });
+        request.attribute(kind, value);
+        self.ask(request)
+    }
+
+    fn change(&mut self, name: &str, flags: u32, more: impl FnOnce(&mut Request)) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
+        request.ifinfo(0, flags, libc::IFF_UP as u32);
+        request.end(End { name, mac: None });
+        more(&mut request);
+        self.ask(request)
+    }
+
+    /// The device of this name, if there is one.
+    ///
+    /// # Errors
+    /// When the kernel refuses for another reason.
+    pub fn device(&mut self, name: &str) -> anyhow::Result<Option<Device>> {
+        let mut request = Request::new(libc::RTM_GETLINK, libc::NLM_F_REQUEST as u16);
+        request.ifinfo(0, 0, 0);
+        request.end(End { name, mac: None });
+        self.send(request)?;
+        let reply = self.receive()?;
+        if reply.kind == libc::NLMSG_ERROR as u16 {
+            return match reply.errno() {
+                libc::ENODEV => Ok(None),
+                errno => Err(std::io::Error::from_raw_os_error(errno))
+                    .with_context(|| format!("cannot ask for {name}")),
+            };
+        }
+        let ifindex = reply.payload.get(4..8).and_then(|b| b.try_into().ok());
+        let mac = attributes(reply.payload.get(16..).unwrap_or_default())
+            .find(|(kind, _)| *kind == libc::IFLA_ADDRESS)
+            .and_then(|(_, value)| value.try_into().ok());
+        Ok(Some(Device {
+            ifindex: u32::from_ne_bytes(ifindex.context("a short answer")?),
+            mac: mac.unwrap_or_default(),
+        }))
+    }
+
+    /// The number of a device that must be there.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn ifindex(&mut self, name: &str) -> anyhow::Result<u32> {
+        let device = self.device(name)?;
+        Ok(device.with_context(|| format!("{name} is not there"))?.ifindex)
+    }
+
+    /// Adds an address; an IPv6 one is usable at once, without a duplicate address check.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn address(&mut self, device: &str, address: IpAddr, prefix: u8) -> anyhow::Result<()> {
+        let ifindex = self.ifindex(device)?;
+        let mut request = Request::new(libc::RTM_NEWADDR, CREATE);
+        let flags = if address.is_ipv6() {
+            libc::IFA_F_NODAD as u8
+        } else {
+            0
+        };
+        request.bytes(&[family(address), prefix, flags, libc::RT_SCOPE_UNIVERSE]);
+        request.bytes(&ifindex.to_ne_bytes());
+        let bytes = octets(address);
+        request.attribute(libc::IFA_LOCAL, &bytes);
+        request.attribute(libc::IFA_ADDRESS, &bytes);
+        self.ask(request)
+            .with_context(|| format!("cannot add {address}/{prefix} to {device}"))
+    }
+
+    /// Adds a route: `prefix` 0 is the default. A gateway is taken as reachable on the device.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn route(&mut self, to: IpAddr, prefix: u8, via: Option<IpAddr>, device: &str) -> anyhow::Result<()> {
+        let ifindex = self.ifindex(device)?;
+        let mut request = Request::new(libc::RTM_NEWROUTE, REPLACE);
+        let scope = if via.is_none() && to.is_ipv4() {
+            libc::RT_SCOPE_LINK
+        } else {
+            libc::RT_SCOPE_UNIVERSE
+        };
+        request.bytes(&[
+            family(to),
+            prefix,
+            0,
+            0,
+            libc::RT_TABLE_MAIN,
+            libc::RTPROT_STATIC,
+            scope,
+            libc::RTN_UNICAST,
+        ]);
+        let flags = if via.is_some() { RTNH_F_ONLINK } else { 0 };
+        request.bytes(&flags.to_ne_bytes());
+        if prefix > 0 {
+            request.attribute(libc::RTA_DST, &octets(to));
+        }
+        if let Some(via) = via {
+            request.attribute(libc::RTA_GATEWAY, &octets(via));
+        }
+        request.attribute(libc::RTA_OIF, &ifindex.to_ne_bytes());
+        self.ask(request)
+            .with_context(|| format!("cannot add a route to {to}/{prefix} by {device}"))
+    }
+
+    /// Says for good which hardware address an address has.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn neighbour(&mut self, address: IpAddr, mac: Mac, device: &str) -> anyhow::Result<()> {
+        let ifindex = self.ifindex(device)?;
+        let mut request = Request::new(libc::RTM_NEWNEIGH, REPLACE);
+        request.bytes(&[family(address), 0, 0, 0]);
+        request.bytes(&ifindex.to_ne_bytes());
+        request.bytes(&NUD_PERMANENT.to_ne_bytes());
+        request.bytes(&[0, 0]);
+        request.attribute(libc::NDA_DST, &octets(address));
+        request.attribute(libc::NDA_LLADDR, &mac);
+        self.ask(request)
+            .with_context(|| format!("cannot add neighbour {address} on {device}"))
+    }
+
+    fn ask(&mut self, request: Request) -> anyhow::Result<()> {
+        self.send(request)?;
+        let reply = self.receive()?;
+        if reply.kind != libc::NLMSG_ERROR as u16 {
+            bail!("message {} instead of an answer", reply.kind);
+        }
+        match reply.errno() {
+            0 => Ok(()),
+            errno => Err(std::io::Error::from_raw_os_error(errno).into()),
+        }
+    }
+
+    fn send(&mut self, request: Request) -> anyhow::Result<()> {
+        self.sequence += 1;
+        let bytes = request.finish(self.sequence);
+        rustix::net::send(&self.socket, &bytes, SendFlags::empty()).context("cannot send")?;
+        Ok(())
+    }
+
+    fn receive(&self) -> anyhow::Result<Reply> {
+        let mut buffer = vec![0; 32 << 10];
+        let (_, length) =
+            rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()).context("cannot receive")?;
+        buffer.truncate(length);
+        let kind = buffer.get(4..6).and_then(|b| b.try_into().ok());
+        Ok(Reply {
+            kind: u16::from_ne_bytes(kind.context("a short message")?),
+            payload: buffer.split_off(16.min(length)),
+        })
+    }
+}
+
+struct Reply {
+    kind: u16,
+    payload: Vec<u8>,
+}
+
+impl Reply {
+    /// Of an `NLMSG_ERROR`; 0 is an acknowledgment.
+    fn errno(&self) -> i32 {
+        let code = self.payload.first_chunk().copied().map(i32::from_ne_bytes);
+        code.map_or(libc::EBADMSG, i32::saturating_neg)
+    }
+}
+
+const fn family(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// Types and values in a list of attributes.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(rest.get(0..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?) & 0x3fff;
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// A request under construction.
+struct Request {
+    bytes: Vec<u8>,
+}
+
+impl Request {
+    fn new(kind: u16, flags: u16) -> Self {
+        let mut bytes = vec![0; 16];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        Self { bytes }
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend(bytes);
+    }
+
+    /// `struct ifinfomsg`.
+    fn ifinfo(&mut self, ifindex: u32, flags: u32, change: u32) {
+        self.bytes(&[0; 4]);
+        self.bytes(&ifindex.to_ne_bytes());
+        self.bytes(&flags.to_ne_bytes());
+        self.bytes(&change.to_ne_bytes());
+    }
+
+    fn end(&mut self, end: End<'_>) {
+        let mut name = end.name.as_bytes().to_vec();
+        name.push(0);
+        self.attribute(libc::IFLA_IFNAME, &name);
+        if let Some(mac) = end.mac {
+            self.attribute(libc::IFLA_ADDRESS, &mac);
+        }
+    }
+
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        let length = value.len() as u16 + 4;
+        self.bytes(&length.to_ne_bytes());
+        self.bytes(&kind.to_ne_bytes());
+        self.bytes(value);
+        self.pad();
+    }
+
+    fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.attribute(kind, &[]);
+        fill(self);
+        let length = (self.bytes.len() - start) as u16;
+        self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self, sequence: u32) -> Vec<u8> {
+        let length = self.bytes.len() as u32;
+        self.bytes[0..4].copy_from_slice(&length.to_ne_bytes());
+        self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        self.bytes
+    }
+}

@@ -1,0 +1,177 @@
+//! Runs a suite: one test after the other, skips with a reason, and a closing line that counts them.
+
+use std::fmt;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use crate::Space;
+
+/// A test that takes longer hangs: the process ends, and with it everything that it started.
+const HANGS_AFTER: Duration = Duration::from_secs(300);
+
+/// A test.
+pub type Test = fn() -> anyhow::Result<()>;
+
+/// Why a test cannot run here. A closed list: whoever adds a reason says whether the machine could have met it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// Namespaces, devices and maps need root.
+    #[error("not root")]
+    NotRoot,
+    /// The kernel gives no network or mount namespaces.
+    #[error("this kernel gives no namespaces of its own")]
+    NoNamespaces,
+    /// The kernel has no bpf(2), or no bpffs.
+    #[error("this kernel has no bpf(2)")]
+    NoBpf,
+    /// The agent is not there.
+    #[error("the agent is not built (cargo build --workspace --bins)")]
+    NoAgent,
+    /// The agent has no BPF object in it.
+    #[error("the BPF object is not built (cargo xtask build-ebpf)")]
+    NoObject,
+    /// A program that the test calls is not installed.
+    #[error("{0} is not installed (cargo xtask setup)")]
+    NoProgram(&'static str),
+}
+
+impl Reason {
+    /// Whether this machine could have met it; where CI runs, that is a failure.
+    #[must_use]
+    pub const fn could_be_met(self) -> bool {
+        match self {
+            Self::NotRoot | Self::NoAgent | Self::NoObject | Self::NoProgram(_) => true,
+            Self::NoNamespaces | Self::NoBpf => false,
+        }
+    }
+}
+
+/// What a whole suite needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Root, and namespaces.
+    Namespaces,
+    /// bpf(2), and an agent with its BPF object.
+    Agent,
+}
+
+/// Skips the test that returns this error. There is no other way to skip.
+#[must_use]
+pub fn skip(reason: Reason) -> anyhow::Error {
+    reason.into()
+}
+
+/// Runs a suite as the test executable's main. Use [`crate::suite!`].
+#[must_use]
+pub fn run(needs: &[Need], tests: &[(&'static str, Test)]) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Tests measure time and losses: two at once would measure each other.
+    arguments.test_threads.get_or_insert(1);
+    let missing = if arguments.list { None } else { missing(needs) };
+    let trials = tests
+        .iter()
+        .map(|&(name, test)| Trial::ignorable_test(name, move || judge(name, missing, test)))
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list {
+        say_closing_line(&conclusion);
+    }
+    conclusion.exit_code()
+}
+
+#[allow(clippy::print_stdout, reason = "what a suite is for")]
+fn say_closing_line(conclusion: &libtest_mimic::Conclusion) {
+    println!(
+        "{} passed, {} failed, {} skipped\n",
+        conclusion.num_passed, conclusion.num_failed, conclusion.num_ignored
+    );
+}
+
+fn judge(name: &str, missing: Option<Reason>, test: Test) -> Result<Completion, Failed> {
+    let outcome = match missing {
+        Some(reason) => Err(skip(reason)),
+        None => watched(name, test),
+    };
+    let Err(error) = outcome else {
+        return Ok(Completion::Completed);
+    };
+    match error.downcast_ref::<Reason>() {
+        Some(reason) if reason.could_be_met() && std::env::var_os("CI").is_some() => {
+            Err(format!("skipped although CI could run it: {reason}").into())
+        }
+        Some(reason) => Ok(Completion::ignored_with(format_args!("skipped: {reason}"))),
+        None => {
+            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+            Err(causes.join("\n  because: ").into())
+        }
+    }
+}
+
+/// Ends the process when the test hangs: the kernel then takes back what it holds.
+fn watched(name: &str, test: Test) -> anyhow::Result<()> {
+    let (done, waiting) = mpsc::channel::<()>();
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(HANGS_AFTER) == Err(mpsc::RecvTimeoutError::Timeout) {
+            hangs(&name);
+        }
+    });
+    let outcome = test();
+    drop(done);
+    outcome
+}
+
+#[allow(clippy::print_stderr, reason = "the process ends here")]
+fn hangs(name: &str) -> ! {
+    eprintln!("{name} hangs: no end after {HANGS_AFTER:?}");
+    std::process::exit(101);
+}
+
+fn missing(needs: &[Need]) -> Option<Reason> {
+    needs.iter().find_map(|need| match need {
+        Need::Namespaces => no_namespaces(),
+        Need::Agent => no_agent(),
+    })
+}
+
+fn no_namespaces() -> Option<Reason> {
+    if !rustix::process::geteuid().is_root() {
+        return Some(Reason::NotRoot);
+    }
+    Space::network().is_err().then_some(Reason::NoNamespaces)
+}
+
+fn no_agent() -> Option<Reason> {
+    if Space::node().is_err() {
+        return Some(Reason::NoBpf);
+    }
+    if holdfast::datapath::object::object().is_err() {
+        return Some(Reason::NoObject);
+    }
+    crate::node::agent_binary().is_err().then_some(Reason::NoAgent)
+}
+
+/// Lines that a test has to tell besides passing: figures, factors, seeds.
+#[allow(clippy::print_stdout, reason = "figures are part of what a test says")]
+pub fn say(line: impl fmt::Display) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock();
+    println!("    {line}");
+}
+
+/// Makes the test executable: what it needs, and its tests by name.
+#[macro_export]
+macro_rules! suite {
+    (needs [$($need:ident),*]; $($test:path),* $(,)?) => {
+        fn main() -> std::process::ExitCode {
+            $crate::suite::run(
+                &[$($crate::suite::Need::$need),*],
+                &[$((stringify!($test), $test as $crate::suite::Test)),*],
+            )
+        }
+    };
+}

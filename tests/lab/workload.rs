@@ -1,0 +1,174 @@
+//! A workload: a network namespace that a CNI would have made, with one veth to the node.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Context;
+
+use crate::node::Node;
+use crate::objects::Attachment;
+use crate::rtnl::{End, Mac, Rtnl};
+use crate::{Space, sysctl};
+
+/// The gateway that every workload has: it exists only as a neighbour entry in front of the node.
+const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+
+/// Name of the interface inside.
+const INSIDE: &str = "eth0";
+
+/// A workload and its present incarnation.
+#[derive(Debug)]
+pub struct Workload {
+    /// Name, also of its attachment.
+    pub name: String,
+    /// Host-side interface.
+    pub interface: String,
+    /// Its own addresses.
+    pub addresses: [IpAddr; 2],
+    /// Addresses that it serves at.
+    pub served: Vec<IpAddr>,
+    /// Labels of its attachment.
+    pub labels: Vec<(String, String)>,
+    /// Which incarnation this is.
+    pub incarnation: u32,
+    number: u8,
+    space: Option<Space>,
+}
+
+impl Workload {
+    /// A workload that is not there yet. `number` makes its addresses.
+    #[must_use]
+    pub fn new(name: &str, number: u8, labels: &[(&str, &str)], served: &[IpAddr]) -> Self {
+        Self {
+            name: name.to_owned(),
+            interface: format!("hf{name}"),
+            addresses: [
+                Ipv4Addr::new(10, 90, 0, number).into(),
+                Ipv6Addr::new(0xfd00, 0x90, 0, 0, 0, 0, 0, number.into()).into(),
+            ],
+            served: served.to_vec(),
+            labels: labels
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+            incarnation: 0,
+            number,
+            space: None,
+        }
+    }
+
+    /// Its attachment object; without an expected incarnation, as in files.
+    #[must_use]
+    pub fn attachment(&self) -> Attachment {
+        Attachment {
+            name: self.name.clone(),
+            interface: self.interface.clone(),
+            labels: self.labels.clone(),
+            identity: None,
+            addresses: self.addresses.to_vec(),
+        }
+    }
+
+    /// What a CNI registers for the present incarnation.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        format!("{}-{}", self.name, self.incarnation)
+    }
+
+    /// Its namespace.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn space(&self) -> anyhow::Result<&Space> {
+        self.space
+            .as_ref()
+            .with_context(|| format!("{} is not there", self.name))
+    }
+
+    /// Makes a new incarnation: a namespace, a veth, addresses, routes, neighbours, all up.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn create(&mut self, node: &mut Node) -> anyhow::Result<()> {
+        self.create_down(node)?;
+        self.up(node)
+    }
+
+    /// The same, with the host side down and without the node's routes.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn create_down(&mut self, node: &mut Node) -> anyhow::Result<()> {
+        self.incarnation += 1;
+        let space = Space::network()?;
+        space.inside(sysctl::for_workload)?;
+        let host = End {
+            name: &self.interface,
+            // The kernel's choice: random, as a CNI leaves it.
+            mac: None,
+        };
+        let inside = End {
+            name: INSIDE,
+            mac: Some(self.mac()),
+        };
+        node.rtnl.veth(host, inside, Some(space.net()))?;
+        let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
+        self.set_up_inside(&space, host.mac)?;
+        self.space = Some(space);
+        Ok(())
+    }
+
+    /// Sets the host side up and routes its addresses there: a device that goes down loses its routes.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn up(&self, node: &mut Node) -> anyhow::Result<()> {
+        node.rtnl.up(&self.interface)?;
+        for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
+            node.rtnl.route(address, prefix, None, &self.interface)?;
+            node.rtnl.neighbour(address, self.mac(), &self.interface)?;
+        }
+        Ok(())
+    }
+
+    const fn mac(&self) -> Mac {
+        [0x02, 0x68, 0x66, 0, 0, self.number]
+    }
+
+    fn set_up_inside(&self, space: &Space, gateway: Mac) -> anyhow::Result<()> {
+        let mut rtnl = Rtnl::open(space)?;
+        rtnl.up(INSIDE)?;
+        for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
+            rtnl.address(INSIDE, address, prefix)?;
+        }
+        for &address in &self.served {
+            rtnl.address("lo", address, if address.is_ipv4() { 32 } else { 128 })?;
+        }
+        for (via, any) in [
+            (GATEWAY_V4, Ipv4Addr::UNSPECIFIED.into()),
+            (GATEWAY_V6, Ipv6Addr::UNSPECIFIED.into()),
+        ] {
+            rtnl.neighbour(via, gateway, INSIDE)?;
+            rtnl.route(any, 0, Some(via), INSIDE)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the interface, and with it the present incarnation.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn delete(&mut self, node: &mut Node) -> anyhow::Result<()> {
+        node.rtnl.delete(&self.interface)?;
+        self.space = None;
+        Ok(())
+    }
+
+    /// Registers the present incarnation, as a CNI does.
+    ///
+    /// # Errors
+    /// When `holdfast attachment register` does not exit with 0.
+    pub fn register(&self, node: &Node) -> anyhow::Result<()> {
+        node.register(&self.interface, &self.identity())
+    }
+}
