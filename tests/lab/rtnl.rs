@@ -112,6 +112,59 @@ impl Rtnl {
             .with_context(|| format!("cannot make {kind} {name}"))
     }
 
+    /// Makes a veth whose one end has this number, as a CNI gets it that makes the pair inside and moves one end out.
+    ///
+    /// # Errors
+    /// The kernel's refusal: the number may be in use.
+    pub fn veth_with_ifindex(&mut self, end: End<'_>, ifindex: u32) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
+        request.ifinfo(ifindex, 0, 0);
+        request.end(end);
+        request.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, b"veth");
+        });
+        self.ask(request)
+            .with_context(|| format!("cannot make veth {} as number {ifindex}", end.name))
+    }
+
+    /// Makes a veth of which both ends are here, in this group of devices.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn veth_in_group(&mut self, name: &str, peer: &str, group: u32) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
+        request.ifinfo(0, 0, 0);
+        request.end(End { name, mac: None });
+        request.attribute(libc::IFLA_GROUP, &group.to_ne_bytes());
+        request.nested(libc::IFLA_LINKINFO, |info| {
+            info.attribute(libc::IFLA_INFO_KIND, b"veth");
+            info.nested(libc::IFLA_INFO_DATA, |data| {
+                data.nested(VETH_INFO_PEER, |other| {
+                    other.ifinfo(0, 0, 0);
+                    other.end(End {
+                        name: peer,
+                        mac: None,
+                    });
+                    other.attribute(libc::IFLA_GROUP, &group.to_ne_bytes());
+                });
+            });
+        });
+        self.ask(request)
+            .with_context(|| format!("cannot make veth {name}"))
+    }
+
+    /// Deletes all devices of a group at once: one by one, each would wait for the kernel's readers.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn delete_group(&mut self, group: u32) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_DELLINK, REQUEST);
+        request.ifinfo(0, 0, 0);
+        request.attribute(libc::IFLA_GROUP, &group.to_ne_bytes());
+        self.ask(request)
+            .with_context(|| format!("cannot delete group {group}"))
+    }
+
     /// Deletes a device.
     ///
     /// # Errors
@@ -162,6 +215,15 @@ impl Rtnl {
     pub fn set_mac(&mut self, name: &str, mac: Mac) -> anyhow::Result<()> {
         self.attribute_of(name, libc::IFLA_ADDRESS, &mac)
             .with_context(|| format!("cannot change the address of {name}"))
+    }
+
+    /// Gives a device another alias: a notification that says nothing about what the device does.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_alias(&mut self, name: &str, alias: &str) -> anyhow::Result<()> {
+        self.attribute_of(name, libc::IFLA_IFALIAS, alias.as_bytes())
+            .with_context(|| format!("cannot change the alias of {name}"))
     }
 
     /// Makes a device a port of this one, or of none for 0.
