@@ -1,40 +1,260 @@
-//! The engine as its driver sees it.
+//! The engine as its driver sees it: events in, effects out, one deadline.
 
-use crate::model::{Boot, Config, Effect, Event, Now};
-use crate::view::View;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::backoff::Backoff;
+use crate::gate::Known;
+use crate::interfaces::{Change, Interfaces};
+use crate::model::{
+    BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Ifindex, Leg, Level,
+    Link, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
+};
+use crate::objects::{AttachmentId, Objects, PolicyId};
+use crate::plan::{Flight, Out, SILENCE, What};
+use crate::ports::Port;
+use crate::producers::{BackendState, Orphan, Release, SlotState};
+use crate::slots::{Arena, Ids};
+use crate::view::{Barrier, Summary, View};
+
+/// How often held intents are summed up in the log.
+const SUMMARY_EVERY: u64 = 60 * Boot::SECOND;
+/// How soon claimants of one name are asked for again.
+const CONTEST_EVERY: u64 = Boot::SECOND;
+
+/// Something that happens although nothing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// An operation is given up.
+    Silence,
+    /// Something that was taken out of use can be given out again.
+    Release,
+    /// A policy that holds or failed is looked at again.
+    Recheck(PolicyId),
+    /// A switch has waited for its deadline.
+    Deadline(PolicyId),
+    /// Registry rows that could not be read.
+    Reads,
+    /// What belongs to no policy and failed.
+    Orphans,
+    /// Claimants of one name are asked for again.
+    Contest,
+    /// Held intents are summed up in the log.
+    Summary,
+}
+
+/// How complete the desired objects are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Completeness {
+    /// Not at all.
+    #[default]
+    Partial,
+    /// A saved set: nothing may be removed because it is not in it.
+    Saved,
+    /// Complete.
+    Complete,
+}
+
+/// What must be planned again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dirty {
+    /// Interface names whose attachments must be judged.
+    pub(crate) names: BTreeSet<String>,
+    pub(crate) policies: BTreeSet<PolicyId>,
+    pub(crate) slots: BTreeSet<SlotId>,
+    pub(crate) ports: BTreeSet<Ifindex>,
+    /// Attachments without a device.
+    pub(crate) loose: BTreeSet<AttachmentId>,
+    /// Policies whose view may be another.
+    pub(crate) touched: BTreeSet<PolicyId>,
+    /// Names that must be reported.
+    pub(crate) reports: BTreeSet<ObjectName>,
+}
+
+impl Dirty {
+    fn is_empty(&self) -> bool {
+        self.names.is_empty()
+            && self.policies.is_empty()
+            && self.slots.is_empty()
+            && self.ports.is_empty()
+            && self.loose.is_empty()
+            && self.touched.is_empty()
+    }
+}
 
 /// Desired and plumbed state, and the way from the one to the other.
 #[derive(Debug)]
 pub struct Engine {
-    config: Config,
-    queue: Vec<Event>,
+    pub(crate) config: Config,
+    pub(crate) now: Now,
+
+    // The start barrier.
+    adopted: bool,
+    dumped: bool,
+    pub(crate) objects_known: Completeness,
+    /// The barrier has passed.
+    pub(crate) passed: bool,
+
+    // Facts.
+    pub(crate) interfaces: Interfaces,
+    /// Devices that the kernel denied although they are in the table.
+    pub(crate) denied: BTreeMap<Ifindex, Device>,
+    asked: BTreeSet<Ifindex>,
+    pub(crate) objects: Objects,
+    /// Times that an earlier life knew.
+    pub(crate) memory: BTreeMap<(Uid, Uid), Remembered>,
+
+    // The kernel.
+    pub(crate) ports: BTreeMap<Ifindex, Port>,
+    pub(crate) slots: BTreeMap<SlotId, SlotState>,
+    pub(crate) slot_by_uid: BTreeMap<UidHash, SlotId>,
+    /// Per slot, the interfaces with entries that may lead to it.
+    pub(crate) slot_ports: BTreeMap<SlotId, BTreeSet<Ifindex>>,
+    pub(crate) backends: BTreeMap<BackendId, BackendState>,
+    /// Per device, slots with a backend there.
+    pub(crate) backed: BTreeMap<Ifindex, BTreeMap<SlotId, u32>>,
+    pub(crate) slot_ids: Ids,
+    pub(crate) backend_ids: Ids,
+    pub(crate) arena: Arena,
+    pub(crate) releases: BTreeMap<Boot, Vec<Release>>,
+
+    // Operations.
+    pub(crate) last_op: u64,
+    pub(crate) flights: BTreeMap<OpId, Flight>,
+    /// Those that were not given up yet.
+    pub(crate) unsilenced: BTreeSet<OpId>,
+    pub(crate) orphans: BTreeSet<Orphan>,
+    pub(crate) orphan_recheck: Option<Backoff>,
+    /// Registry rows to be read once the barrier has passed, or whose device is gone.
+    doomed: BTreeSet<(Ifindex, Token)>,
+    reads_due: BTreeSet<(Boot, Ifindex)>,
+
+    pub(crate) timers: BTreeMap<Timer, Boot>,
+    queue: BTreeSet<(Boot, Timer)>,
+    pub(crate) dirty: Dirty,
+    pub(crate) out: Out,
+
+    pub(crate) summary: Summary,
+    pub(crate) troubled: BTreeSet<ObjectName>,
 }
 
 impl Engine {
     /// An engine that knows nothing yet.
     #[must_use]
-    pub const fn new(config: Config) -> Self {
-        Self {
+    pub fn new(config: Config) -> Self {
+        let capacity = config.capacity;
+        let mut engine = Self {
             config,
-            queue: Vec::new(),
+            now: Now::default(),
+            adopted: false,
+            dumped: false,
+            objects_known: Completeness::Partial,
+            passed: false,
+            interfaces: Interfaces::default(),
+            denied: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            objects: Objects::default(),
+            memory: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            slot_by_uid: BTreeMap::new(),
+            slot_ports: BTreeMap::new(),
+            backends: BTreeMap::new(),
+            backed: BTreeMap::new(),
+            slot_ids: Ids::new(0, capacity.policies),
+            // A slot that was never written says 0: no backend has that id.
+            backend_ids: Ids::new(1, capacity.backends),
+            arena: Arena::new(capacity.slots),
+            releases: BTreeMap::new(),
+            last_op: 0,
+            flights: BTreeMap::new(),
+            unsilenced: BTreeSet::new(),
+            orphans: BTreeSet::new(),
+            orphan_recheck: None,
+            doomed: BTreeSet::new(),
+            reads_due: BTreeSet::new(),
+            timers: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            dirty: Dirty::default(),
+            out: Out::default(),
+            summary: Summary::default(),
+            troubled: BTreeSet::new(),
+        };
+        for reason in HoldReason::ALL {
+            engine.summary.held.insert(reason, 0);
+            engine.summary.holds_begun.insert(reason, 0);
         }
+        for reason in FailReason::ALL {
+            engine.summary.failed.insert(reason, 0);
+        }
+        engine.summary.waiting_for = engine.waiting_for();
+        engine
     }
 
     /// Takes one event in. Never emits: call [`Engine::poll`] after a batch.
-    pub fn handle(&mut self, event: Event, _now: Now) {
-        self.queue.push(event);
+    pub fn handle(&mut self, event: Event, now: Now) {
+        self.now = now;
+        match event {
+            Event::Adopted(adoption) => {
+                self.adopt(*adoption);
+                self.adopted = true;
+                self.strand();
+                self.everything_dirty();
+            }
+            Event::Remembered(all) => {
+                for one in all {
+                    self.memory
+                        .insert((one.policy.clone(), one.attachment.clone()), one);
+                }
+            }
+            Event::Objects(changes) => self.objects_changed(changes),
+            Event::SavedComplete => self.completeness(Completeness::Saved),
+            Event::SourceComplete => self.completeness(Completeness::Complete),
+            Event::Link(link) => {
+                self.asked.remove(&link.ifindex);
+                self.link_seen(link);
+            }
+            Event::LinkGone(ifindex) => {
+                self.asked.remove(&ifindex);
+                self.denied.remove(&ifindex);
+                self.link_lost(ifindex);
+            }
+            Event::LinkDump(links) => self.link_dump(links),
+            Event::Registry(reads) => {
+                for (ifindex, read) in reads {
+                    self.registry_read(ifindex, read);
+                }
+            }
+            Event::Poke(ifindex) => self.poked(ifindex),
+            Event::Answer(op, result) => self.answered(op, result),
+            Event::Tick => {}
+        }
     }
 
     /// What is to be done now, in order.
-    pub fn poll(&mut self, _now: Now) -> Vec<Effect> {
-        self.queue.clear();
-        Vec::new()
+    pub fn poll(&mut self, now: Now) -> Vec<Effect> {
+        self.now = now;
+        self.fire();
+        self.settle();
+        if !self.passed && self.adopted && self.dumped && self.objects_known > Completeness::Partial {
+            let unread = self
+                .ports
+                .values()
+                .any(|port| !port.attachments.is_empty() && port.known == Known::Unread);
+            if !unread {
+                self.passed = true;
+                self.everything_dirty();
+                self.settle();
+            }
+        }
+        self.doom();
+        self.finish();
+        self.out.take()
     }
 
     /// When to poll next although nothing happened; none = only an event changes anything.
     #[must_use]
-    pub const fn next_deadline(&self) -> Option<Boot> {
-        None
+    pub fn next_deadline(&self) -> Option<Boot> {
+        self.queue.first().map(|(due, _)| *due)
     }
 
     /// What is known.
@@ -43,9 +263,533 @@ impl Engine {
         View::new(self)
     }
 
-    /// What the engine was made with.
-    #[must_use]
-    pub const fn config(&self) -> &Config {
-        &self.config
+    /// Whether events were handled that no poll has looked at yet.
+    pub(crate) fn unplanned(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Whether a device is being asked for.
+    pub(crate) fn is_asked(&self, ifindex: Ifindex) -> bool {
+        self.asked.contains(&ifindex)
+    }
+
+    /// Whether something may be removed because no object wants it.
+    pub(crate) fn may_remove(&self) -> bool {
+        self.passed && self.objects_known == Completeness::Complete
+    }
+
+    /// Sets a timer, or takes it away.
+    pub(crate) fn timer(&mut self, timer: Timer, due: Option<Boot>) {
+        let old = match due {
+            Some(due) => self.timers.insert(timer, due),
+            None => self.timers.remove(&timer),
+        };
+        if old == due {
+            return;
+        }
+        if let Some(old) = old {
+            self.queue.remove(&(old, timer));
+        }
+        if let Some(due) = due {
+            self.queue.insert((due, timer));
+        }
+    }
+
+    fn completeness(&mut self, completeness: Completeness) {
+        if completeness > self.objects_known {
+            self.objects_known = completeness;
+            self.everything_dirty();
+        }
+    }
+
+    /// Only at the few moments of a start.
+    fn everything_dirty(&mut self) {
+        self.dirty.names.extend(self.objects.by_interface.keys().cloned());
+        self.dirty.policies.extend(self.objects.policies.keys());
+        self.dirty.slots.extend(self.slots.keys());
+        self.dirty.ports.extend(self.ports.keys());
+    }
+
+    // --- links ---------------------------------------------------------------------------------------------
+
+    fn link_seen(&mut self, link: Link) {
+        let ifindex = link.ifindex;
+        if let Some(change) = self.interfaces.present(link) {
+            self.link_changed(ifindex, change);
+        }
+        let contested = self.interfaces.contested();
+        if !contested.is_empty() && !self.timers.contains_key(&Timer::Contest) {
+            self.ask(contested);
+            self.timer(Timer::Contest, Some(self.now.boot.plus(CONTEST_EVERY)));
+        }
+    }
+
+    /// A device is gone.
+    pub(crate) fn link_lost(&mut self, ifindex: Ifindex) {
+        let dead = self.interfaces.link(ifindex).cloned();
+        let Some(change) = self.interfaces.gone(ifindex) else {
+            return;
+        };
+        if let (Some(dead), Some(port)) = (dead, self.ports.get(&ifindex))
+            && let Known::Row(row) = &port.known
+            && let Some(identity) = crate::gate::of_device(&dead, row.as_ref())
+        {
+            // Its identity dies with it, unless somebody else has it by now.
+            self.doomed.insert((ifindex, identity.token));
+        }
+        self.link_changed(ifindex, change);
+    }
+
+    fn link_dump(&mut self, links: Vec<Link>) {
+        let there: BTreeSet<Ifindex> = links.iter().map(|link| link.ifindex).collect();
+        let gone: Vec<Ifindex> = self
+            .interfaces
+            .ifindexes()
+            .filter(|ifindex| !there.contains(ifindex))
+            .collect();
+        for ifindex in gone {
+            self.link_lost(ifindex);
+        }
+        for link in links {
+            self.link_seen(link);
+        }
+        self.asked.clear();
+        if !self.dumped {
+            self.dumped = true;
+            self.strand();
+            self.everything_dirty();
+        }
+    }
+
+    /// Once both are known: what earlier lives left for devices that are not there.
+    fn strand(&mut self) {
+        if self.adopted && self.dumped {
+            for port in self.ports.values_mut() {
+                port.stranded();
+            }
+        }
+    }
+
+    fn link_changed(&mut self, ifindex: Ifindex, change: Change) {
+        let device = self.interfaces.link(ifindex).map(Link::device);
+        if let Some(port) = self.ports.get_mut(&ifindex) {
+            let next = OpId(self.last_op + 1);
+            let denied = self.denied.get(&ifindex).copied();
+            if change.replaced {
+                port.device_changed(device, denied, next);
+            } else {
+                port.unblock();
+            }
+            self.dirty.ports.insert(ifindex);
+            // Its own events cut through: an identity may have come with it.
+            if device.is_some() && (change.replaced || port.hangs_on_identity) {
+                self.read(ifindex, change.replaced);
+            }
+            self.unblock_intents(ifindex);
+        }
+        self.dirty.names.extend(change.names);
+        self.dirty_producers_of(ifindex);
+    }
+
+    pub(crate) fn ask(&mut self, ifindexes: BTreeSet<Ifindex>) {
+        self.asked.extend(&ifindexes);
+        self.out.asks.extend(ifindexes);
+    }
+
+    /// Policies that have, or may want, this device in their sets must be planned again.
+    pub(crate) fn dirty_producers_of(&mut self, ifindex: Ifindex) {
+        for slot in self.backed.get(&ifindex).into_iter().flat_map(BTreeMap::keys) {
+            if let Some(owner) = self.slots.get(slot).and_then(|slot| slot.owner) {
+                self.dirty.policies.insert(owner);
+            }
+        }
+        let Some(port) = self.ports.get(&ifindex) else {
+            return;
+        };
+        for attachment in &port.attachments {
+            if let Some(state) = self.objects.attachments.get(attachment) {
+                self.dirty.policies.extend(&state.produces);
+            }
+        }
+    }
+
+    /// The attachments of a device must be judged again.
+    pub(crate) fn dirty_interface_of(&mut self, ifindex: Ifindex) {
+        if let Some(link) = self.interfaces.link(ifindex) {
+            self.dirty.names.insert(link.name.clone());
+        }
+    }
+
+    // --- registry ------------------------------------------------------------------------------------------
+
+    /// Asks for the registry row of an interface. `fresh`: what is under way may be about an earlier device.
+    pub(crate) fn read(&mut self, ifindex: Ifindex, fresh: bool) {
+        let Some(port) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        if port.read.out.is_some() {
+            port.read.again = true;
+            port.read.void |= fresh;
+            return;
+        }
+        self.reads_due.remove(&(port.read.due, ifindex));
+        port.read.out = Some(self.now.boot);
+        port.read.due = self.now.boot.plus(SILENCE);
+        self.reads_due.insert((port.read.due, ifindex));
+        self.out.reads.insert(ifindex);
+    }
+
+    fn registry_read(&mut self, ifindex: Ifindex, read: RegistryRead) {
+        let Some(port) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        let (again, void) = (port.read.again, port.read.void);
+        self.reads_due.remove(&(port.read.due, ifindex));
+        port.read.out = None;
+        port.read.again = false;
+        port.read.void = false;
+        if !void {
+            let before = port.known.clone();
+            let failed = match &read {
+                RegistryRead::Failed(error) => Some(error.clone()),
+                RegistryRead::Row(_) | RegistryRead::Absent => None,
+            };
+            port.known = before.clone().after(read);
+            if let Some(error) = failed {
+                let backoff = port
+                    .read
+                    .backoff
+                    .map_or_else(|| Backoff::begin(self.now.boot), |b| b.next(self.now.boot));
+                if port.read.backoff.is_none() {
+                    self.say(Level::Warn, Happening::RegistryUnreadable(error));
+                }
+                if let Some(port) = self.ports.get_mut(&ifindex) {
+                    port.read.backoff = Some(backoff);
+                    port.read.due = backoff.due();
+                    self.reads_due.insert((backoff.due(), ifindex));
+                }
+            } else {
+                port.read.backoff = None;
+            }
+            if let Some(port) = self.ports.get(&ifindex)
+                && port.known != before
+            {
+                self.dirty_interface_of(ifindex);
+                self.dirty.ports.insert(ifindex);
+                self.dirty_producers_of(ifindex);
+            }
+        }
+        if again {
+            self.read(ifindex, false);
+        }
+    }
+
+    fn poked(&mut self, ifindex: Ifindex) {
+        if self.interfaces.link(ifindex).is_none() {
+            self.ask(BTreeSet::from([ifindex]));
+        }
+        self.read(ifindex, false);
+    }
+
+    /// Deletes identities whose device is gone.
+    fn doom(&mut self) {
+        if !self.passed {
+            return;
+        }
+        for (ifindex, token) in std::mem::take(&mut self.doomed) {
+            self.send(
+                What::DeleteIdentity(ifindex, token),
+                None,
+                Op::DeleteIdentity { ifindex, token },
+            );
+        }
+    }
+
+    // --- time ----------------------------------------------------------------------------------------------
+
+    fn fire(&mut self) {
+        while let Some(&(due, timer)) = self.queue.first() {
+            if due > self.now.boot {
+                break;
+            }
+            self.queue.pop_first();
+            self.timers.remove(&timer);
+            match timer {
+                Timer::Silence => self.silence(),
+                Timer::Release => self.release(),
+                Timer::Recheck(policy) => self.recheck(policy),
+                Timer::Deadline(policy) => {
+                    self.dirty.policies.insert(policy);
+                }
+                Timer::Reads => self.reads_overdue(),
+                Timer::Orphans => self.recheck_orphans(),
+                Timer::Contest => {
+                    let contested = self.interfaces.contested();
+                    if !contested.is_empty() {
+                        self.ask(contested);
+                        self.timer(Timer::Contest, Some(self.now.boot.plus(CONTEST_EVERY)));
+                    }
+                }
+                Timer::Summary => {
+                    let counts = self.summary.intents;
+                    if counts.held > 0 {
+                        self.say(
+                            Level::Info,
+                            Happening::Summary {
+                                programmed: counts.programmed,
+                                held: counts.held,
+                                failed: counts.failed,
+                                pending: counts.pending,
+                            },
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads that failed are tried again; reads without an answer have failed.
+    fn reads_overdue(&mut self) {
+        while let Some(&(due, ifindex)) = self.reads_due.first() {
+            if due > self.now.boot {
+                break;
+            }
+            self.reads_due.pop_first();
+            let Some(port) = self.ports.get_mut(&ifindex) else {
+                continue;
+            };
+            if port.read.out.is_some() {
+                self.registry_read(ifindex, RegistryRead::Failed("no answer".to_owned()));
+            } else {
+                self.read(ifindex, false);
+            }
+        }
+    }
+
+    /// A policy that holds or failed is looked at again: one batched read, and what failed is tried again.
+    fn recheck(&mut self, id: PolicyId) {
+        let Some(state) = self.objects.policies.get_mut(&id) else {
+            return;
+        };
+        let recheck = state
+            .recheck
+            .map_or_else(|| Backoff::begin(self.now.boot), |r| r.next(self.now.boot));
+        state.recheck = Some(recheck);
+        let worst: Vec<AttachmentId> = state
+            .order
+            .iter()
+            .take_while(|(rank, _, _)| *rank < crate::intent::rank(State::Pending))
+            .map(|(_, _, attachment)| *attachment)
+            .collect();
+        for attachment in &worst {
+            if let Some(intent) = state.intents.get_mut(attachment) {
+                intent.unblock();
+            }
+        }
+        if let Some(trouble) = &mut state.slot_trouble {
+            trouble.blocked = false;
+        }
+        let slot = state.slot;
+        let others: Vec<AttachmentId> = state.producers.difference(&state.ready).copied().collect();
+        if let Some(trouble) = slot
+            .and_then(|slot| self.slots.get_mut(&slot))
+            .and_then(|slot| slot.trouble.as_mut())
+        {
+            trouble.blocked = false;
+        }
+        for attachment in worst.into_iter().chain(others) {
+            let Some(ifindex) = self.objects.attachments.get(&attachment).and_then(|a| a.port) else {
+                continue;
+            };
+            let Some(port) = self.ports.get_mut(&ifindex) else {
+                continue;
+            };
+            if !port.troubles.is_empty() {
+                port.unblock();
+            }
+            if port.hangs_on_identity {
+                self.read(ifindex, false);
+            }
+            self.dirty.ports.insert(ifindex);
+        }
+        self.dirty.policies.insert(id);
+        self.dirty.touched.insert(id);
+        self.timer(Timer::Recheck(id), Some(recheck.due()));
+    }
+
+    fn recheck_orphans(&mut self) {
+        let Some(recheck) = self.orphan_recheck else {
+            return;
+        };
+        let recheck = recheck.next(self.now.boot);
+        self.orphan_recheck = Some(recheck);
+        self.timer(Timer::Orphans, Some(recheck.due()));
+        for orphan in self.orphans.clone() {
+            match orphan {
+                Orphan::Slot(slot) => {
+                    if let Some(trouble) = self.slots.get_mut(&slot).and_then(|s| s.trouble.as_mut()) {
+                        trouble.blocked = false;
+                    }
+                    self.dirty.slots.insert(slot);
+                }
+                Orphan::Port(ifindex) => match self.ports.get_mut(&ifindex) {
+                    Some(port) => {
+                        port.unblock();
+                        self.dirty.ports.insert(ifindex);
+                    }
+                    None => self.settled_orphan(orphan),
+                },
+                Orphan::Backends => self.free_again(),
+                Orphan::Identity(ifindex, token) => {
+                    self.orphans.remove(&orphan);
+                    self.doomed.insert((ifindex, token));
+                }
+            }
+        }
+    }
+
+    // --- planning ------------------------------------------------------------------------------------------
+
+    /// Plans until nothing is left to be planned. Facts come first, then sets, then interfaces.
+    fn settle(&mut self) {
+        loop {
+            if let Some(name) = self.dirty.names.pop_first() {
+                self.judge_interface(&name);
+            } else if let Some(policy) = self.dirty.policies.pop_first() {
+                self.plan_policy(policy);
+            } else if let Some(slot) = self.dirty.slots.pop_first() {
+                self.plan_orphan_slot(slot);
+            } else if let Some(ifindex) = self.dirty.ports.pop_first() {
+                self.plan_port(ifindex);
+            } else if let Some(attachment) = self.dirty.loose.pop_first() {
+                self.judge_loose(attachment);
+            } else {
+                break;
+            }
+        }
+    }
+
+    /// Views, timers that hang on states, reports.
+    fn finish(&mut self) {
+        let touched = std::mem::take(&mut self.dirty.touched);
+        for policy in touched {
+            self.view_policy(policy);
+        }
+        let mut reports = std::mem::take(&mut self.dirty.reports);
+        self.out.reports.append(&mut reports);
+        self.timer(Timer::Silence, self.silence_due());
+        self.timer(Timer::Reads, self.reads_due.first().map(|(due, _)| *due));
+        self.timer(Timer::Release, self.releases.keys().next().copied());
+        if self.summary.intents.held == 0 {
+            self.timer(Timer::Summary, None);
+        } else if !self.timers.contains_key(&Timer::Summary) {
+            let due = self.now.boot.plus(SUMMARY_EVERY);
+            let due = Boot(due.0.div_ceil(Boot::SECOND).saturating_mul(Boot::SECOND));
+            self.timer(Timer::Summary, Some(due));
+        }
+        self.summary.waiting_for = self.waiting_for();
+        if self.passed && self.summary.intents.pending == 0 {
+            self.summary.first_pass_done = true;
+        }
+    }
+
+    /// What the start barrier still waits for.
+    fn waiting_for(&self) -> Vec<Barrier> {
+        if self.passed {
+            // Complete lists are waited for even after a saved set has let the rest pass.
+            return if self.objects_known == Completeness::Complete {
+                Vec::new()
+            } else {
+                vec![Barrier::Objects]
+            };
+        }
+        let mut waiting = Vec::new();
+        if !self.adopted {
+            waiting.push(Barrier::Adoption);
+        }
+        if self.objects_known < Completeness::Complete {
+            waiting.push(Barrier::Objects);
+        }
+        if !self.dumped {
+            waiting.push(Barrier::Links);
+        }
+        if self
+            .ports
+            .values()
+            .any(|port| !port.attachments.is_empty() && port.known == Known::Unread)
+        {
+            waiting.push(Barrier::Registry);
+        }
+        waiting
+    }
+
+    /// Brings the view of a policy, its schedule and its bookkeeping up to date with its intents.
+    fn view_policy(&mut self, id: PolicyId) {
+        let now = self.now;
+        let Some(state) = self.objects.policies.get_mut(&id) else {
+            return;
+        };
+        // Nothing held, nothing failed: no timer.
+        let slot_trouble = state
+            .slot
+            .and_then(|slot| self.slots.get(&slot))
+            .is_some_and(|slot| slot.trouble.is_some());
+        let failing = state
+            .order
+            .iter()
+            .take_while(|(rank, _, _)| *rank == 0)
+            .any(
+                |(_, _, attachment)| match state.intents.get(attachment).map(|i| i.state) {
+                    Some(State::Failed(reason)) => crate::intent::retriable(reason),
+                    _ => false,
+                },
+            );
+        let wanted = state.counts.held > 0
+            || failing
+            || (!state.intents.is_empty()
+                && (slot_trouble || state.producer_trouble || state.slot_trouble.is_some()));
+        let mut recheck = None;
+        if wanted {
+            let schedule = *state.recheck.get_or_insert_with(|| Backoff::begin(now.boot));
+            recheck = Some(schedule.due());
+        } else {
+            state.recheck = None;
+        }
+        let generation = state.object.generation;
+        let shown = !state.intents.is_empty() || (state.refused.is_some() && state.consumers().is_none());
+        if self.passed && state.counts.pending == 0 {
+            state.behind_since = None;
+            state.applied = generation;
+        } else if state.behind_since.is_none() {
+            state.behind_since = Some(now);
+        }
+        let view = shown.then(|| crate::view::policy_view(state, &self.slots));
+        if let Some(view) = &view
+            && view.state == State::Programmed
+            && state.proven != generation
+        {
+            state.proven = generation;
+            self.out
+                .measured
+                .push((Leg::SeenToProgrammed, now.boot.since(state.seen.boot)));
+        }
+        let view = view.map(|mut view| {
+            view.proven = state.proven;
+            view
+        });
+        let name = state.object.name.clone();
+        let troubled = view.as_ref().is_some_and(|view| {
+            view.behind_since.is_some() || matches!(view.state, State::Held(_) | State::Failed(_))
+        });
+        if state.view != view {
+            self.out.reports.insert(name.clone());
+            state.view = view;
+        }
+        if troubled {
+            self.troubled.insert(name);
+        } else {
+            self.troubled.remove(&name);
+        }
+        self.timer(Timer::Recheck(id), recheck);
     }
 }

@@ -3,8 +3,19 @@
 //! [`Engine::handle`] takes events, [`Engine::poll`] gives effects, [`Engine::next_deadline`] says when to
 //! poll although nothing happened, [`Engine::view`] shows what is known. No sockets, no tasks, no clock.
 
+mod backoff;
+mod cell;
+mod conflict;
 mod engine;
+mod gate;
+mod intent;
+mod interfaces;
 pub mod model;
+mod objects;
+mod plan;
+mod ports;
+mod producers;
+mod slots;
 pub mod view;
 
 pub use engine::Engine;

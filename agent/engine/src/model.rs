@@ -780,6 +780,12 @@ pub enum OpError {
     /// The device is gone, or another device has its number now (ENODEV, or the MAC differs).
     #[error("the device is gone")]
     NoDevice,
+    /// The program is not (or no longer) on the device, although it was attached there: found by a proof.
+    #[error("{message}")]
+    Detached {
+        /// What was found instead.
+        message: String,
+    },
     /// The map is full (E2BIG or ENOSPC).
     #[error("map {map} is full: {need} entries needed, {have} in all")]
     Full {
@@ -864,6 +870,9 @@ pub enum Event {
     Remembered(Vec<Remembered>),
     /// Objects changed; one scan or one batch is one event.
     Objects(Vec<ObjectChange>),
+    /// The objects so far are a complete set that an earlier life saved: enough for additions, for holds and for
+    /// switches because of what happened on this node, but never a reason to remove anything.
+    SavedComplete,
     /// The source has delivered its complete set since the start.
     SourceComplete,
     /// A device is there, new or changed.

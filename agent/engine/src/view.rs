@@ -5,9 +5,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::gate::{Gate, Known, classify, of_device};
 use crate::model::{
-    FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, Remembered, State, Token, Uid,
+    FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, Remembered, SlotId, State, Token, Uid,
 };
+use crate::objects::PolicyState;
+use crate::plan::Goal;
+use crate::ports::Port;
+use crate::producers::SlotState;
 
 /// A look at an [`Engine`]. Costs follow what is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -23,51 +28,231 @@ impl<'a> View<'a> {
     /// Totals, kept up to date with every change.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let _ = self.engine;
-        Summary::default()
+        self.engine.summary.clone()
     }
 
-    /// Every policy that selects a consumer here, by name.
+    /// Every policy that selects a consumer here (or that was refused before anybody could know), by name.
     pub fn policies(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
-        std::iter::empty()
+        let objects = &self.engine.objects;
+        objects
+            .policy_names
+            .values()
+            .filter_map(|id| objects.policies.get(id)?.view.clone())
     }
 
     /// One policy; none if it selects no consumer here.
     #[must_use]
-    pub fn policy(&self, _name: &ObjectName) -> Option<PolicyView> {
-        None
+    pub fn policy(&self, name: &ObjectName) -> Option<PolicyView> {
+        let objects = &self.engine.objects;
+        objects
+            .policies
+            .get(objects.policy_names.get(name)?)?
+            .view
+            .clone()
     }
 
     /// The policies that are held, failed or behind, by name. Costs follow their number.
     pub fn troubled(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
-        std::iter::empty()
+        let view = *self;
+        self.engine
+            .troubled
+            .iter()
+            .filter_map(move |name| view.policy(name))
     }
 
     /// Every intent, by policy and consumer.
     pub fn intents(&self) -> impl Iterator<Item = IntentView> + use<'a> {
-        std::iter::empty()
+        let view = *self;
+        let objects = &self.engine.objects;
+        objects
+            .policy_names
+            .values()
+            .filter_map(|id| objects.policies.get(id))
+            .flat_map(move |policy| view.intents_in(policy))
     }
 
-    /// The intents of one policy, by consumer.
-    pub fn intents_of(&self, _policy: &ObjectName) -> impl Iterator<Item = IntentView> + use<'a> {
-        std::iter::empty()
+    /// The intents of one policy, in the order in which its consumers came.
+    pub fn intents_of(&self, policy: &ObjectName) -> impl Iterator<Item = IntentView> + use<'a> {
+        let view = *self;
+        let objects = &self.engine.objects;
+        objects
+            .policy_names
+            .get(policy)
+            .and_then(|id| objects.policies.get(id))
+            .into_iter()
+            .flat_map(move |policy| view.intents_in(policy))
+    }
+
+    fn intents_in(self, policy: &'a PolicyState) -> impl Iterator<Item = IntentView> + use<'a> {
+        let attachments = &self.engine.objects.attachments;
+        policy.intents.iter().filter_map(move |(id, intent)| {
+            let consumer = attachments.get(id)?;
+            Some(IntentView {
+                policy: policy.object.name.clone(),
+                policy_uid: policy.object.uid.clone(),
+                consumer: consumer.object.name.clone(),
+                consumer_uid: consumer.object.uid.clone(),
+                interface: consumer.object.interface.clone(),
+                ifindex: consumer.port,
+                token: intent.token,
+                state: intent.state,
+                since: intent.since,
+                held_since: intent.held_since(),
+                message: intent.message.as_deref().map(str::to_owned),
+            })
+        })
     }
 
     /// Every attachment of this node, by name.
     pub fn attachments(&self) -> impl Iterator<Item = AttachmentView> + use<'a> {
-        std::iter::empty()
+        let engine = self.engine;
+        engine
+            .objects
+            .attachment_names
+            .values()
+            .filter_map(|id| engine.objects.attachments.get(id))
+            .map(move |state| {
+                let port = state.port.and_then(|ifindex| engine.ports.get(&ifindex));
+                let link = state.port.and_then(|ifindex| engine.interfaces.link(ifindex));
+                let known = port.map_or(Known::Unread, |port| port.known.clone());
+                let hold = match classify(link, &known, state.object.expected) {
+                    Gate::Ready(_) => None,
+                    Gate::Held(reason) => Some(reason),
+                    Gate::Unread | Gate::Unreadable(_) => Some(HoldReason::IdentityMissing),
+                };
+                AttachmentView {
+                    name: state.object.name.clone(),
+                    uid: state.object.uid.clone(),
+                    interface: state.object.interface.clone(),
+                    ifindex: state.port,
+                    mac: link.map(|link| link.mac),
+                    hold,
+                    attached: port.is_some_and(Port::has_program),
+                    open: port.is_some_and(|port| port.open_for().is_some()),
+                }
+            })
     }
 
     /// Whether the engine is done with an interface after this token was registered (none: unregistered).
+    ///
+    /// Done means: the token has been read, the program is attached, nothing is out for the interface, and no
+    /// intent that uses it, as a consumer or as a producer, is Pending.
     #[must_use]
-    pub fn settled(&self, _ifindex: Ifindex, _token: Option<Token>) -> Settled {
-        Settled::Working
+    pub fn settled(&self, ifindex: Ifindex, token: Option<Token>) -> Settled {
+        let engine = self.engine;
+        if engine.is_asked(ifindex) || engine.unplanned() {
+            return Settled::Working;
+        }
+        let (Some(port), Some(link)) = (engine.ports.get(&ifindex), engine.interfaces.link(ifindex)) else {
+            return Settled::NotOurs;
+        };
+        if port.attachments.is_empty() {
+            return Settled::NotOurs;
+        }
+        let Known::Row(row) = &port.known else {
+            return Settled::Working;
+        };
+        let registered = of_device(link, row.as_ref()).map(|identity| identity.token);
+        let attached = port.has_program() || port.troubles.contains_key(&Goal::Attached);
+        if port.busy() || registered != token || !attached {
+            return Settled::Working;
+        }
+        let pending = port
+            .attachments
+            .iter()
+            .filter_map(|id| engine.objects.attachments.get(id).map(|state| (id, state)))
+            .any(|(id, state)| {
+                let consumes = state
+                    .consumes
+                    .iter()
+                    .filter_map(|policy| engine.intent(*policy, *id))
+                    .any(|intent| intent.state == State::Pending);
+                let produces = state
+                    .produces
+                    .iter()
+                    .filter_map(|policy| engine.objects.policies.get(policy))
+                    .any(|policy| policy.counts.pending > 0);
+                consumes || produces
+            });
+        if pending { Settled::Working } else { Settled::Done }
     }
 
-    /// What the driver keeps over a restart, so that times survive it: give it back as [`crate::model::Event::Remembered`].
+    /// What the driver keeps over a restart, so that times survive it: give it back as
+    /// [`crate::model::Event::Remembered`].
     #[must_use]
     pub fn remembered(&self) -> Vec<Remembered> {
-        Vec::new()
+        let objects = &self.engine.objects;
+        let mut all = Vec::new();
+        for policy in objects.policies.values() {
+            for (id, intent) in &policy.intents {
+                let Some(consumer) = objects.attachments.get(id) else {
+                    continue;
+                };
+                if let Some(memory) = &intent.memory {
+                    // Not judged in this life yet: what the earlier one knew still holds.
+                    all.push(Remembered::clone(memory));
+                } else if intent.state != State::Pending {
+                    all.push(Remembered {
+                        policy: policy.object.uid.clone(),
+                        attachment: consumer.object.uid.clone(),
+                        token: intent.token,
+                        state: intent.state,
+                        since: intent.since,
+                        held_since: intent.held_since(),
+                    });
+                }
+            }
+        }
+        all.extend(self.engine.memory.values().cloned());
+        all
+    }
+}
+
+/// What is reported of a policy.
+pub(crate) fn policy_view(policy: &PolicyState, slots: &BTreeMap<SlotId, SlotState>) -> PolicyView {
+    let worst = policy.order.first().and_then(|(_, _, id)| policy.intents.get(id));
+    let slot = policy.slot.and_then(|slot| slots.get(&slot));
+    let state = worst.map_or(State::Failed(FailReason::Invalid), |intent| intent.state);
+    let (state, message) = match (worst, &policy.refused) {
+        (None, Some((reason, message))) => (State::Failed(*reason), Some(message.clone())),
+        _ => (
+            state,
+            worst
+                .and_then(|intent| intent.message.as_deref())
+                .map(str::to_owned),
+        ),
+    };
+    let serving = policy
+        .served
+        .as_ref()
+        .filter(|served| served.generation != policy.object.generation && slot.is_some_and(SlotState::serves))
+        .map(|served| Serving {
+            generation: served.generation,
+            since_ms: served.since_ms,
+        });
+    let held_since = policy
+        .holds
+        .first()
+        .and_then(|(_, id)| policy.intents.get(id))
+        .and_then(crate::intent::Intent::held_since);
+    PolicyView {
+        name: policy.object.name.clone(),
+        uid: policy.object.uid.clone(),
+        generation: policy.object.generation,
+        origin: policy.object.origin.clone(),
+        covers: policy.covers,
+        state,
+        intents: Counts {
+            removing: slot.map_or(0, |slot| slot.removing),
+            ..policy.counts
+        },
+        since: worst.map_or(policy.seen, |intent| intent.since),
+        held_since,
+        serving,
+        message,
+        applied: policy.applied,
+        proven: policy.proven,
+        behind_since: policy.behind_since,
     }
 }
 

@@ -1,0 +1,452 @@
+//! One intent: a policy for one consumer. Its state, and everything that a change of state brings with it.
+
+use crate::backoff::Backoff;
+use crate::engine::{Engine, Timer};
+use crate::gate::Gate;
+use crate::model::{
+    Boot, FailReason, Happening, HoldReason, Level, LogLine, Mac, Now, OpId, Remembered, State, Token,
+};
+use crate::objects::{AttachmentId, PolicyId, PolicyState};
+use crate::plan::Trouble;
+
+/// What the kernel was asked about an intent, and what it said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Nothing.
+    #[default]
+    None,
+    /// The question is out.
+    Asked(OpId, Token),
+    /// It gives the verdict that the intent wants, as of this operation.
+    Good(OpId, Token),
+}
+
+/// One intent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Intent {
+    pub(crate) state: State,
+    /// Start of the present state and reason.
+    pub(crate) since: Now,
+    /// Start of the hold. It outlasts Pending: what becomes ready and is held again before anything
+    /// was delivered was held all the time.
+    pub(crate) hold: Option<Now>,
+    /// Its last reason.
+    hold_reason: Option<HoldReason>,
+    pub(crate) message: Option<Box<str>>,
+    /// What an earlier life knew, until the intent is judged for the first time.
+    pub(crate) memory: Option<Box<Remembered>>,
+    pub(crate) proof: Proof,
+    /// The last operation on its entries that was not an opening on the strength of a proof.
+    pub(crate) touched: OpId,
+    /// The incarnation for which a proof has let it go live. Its open entries may stay open for that one.
+    pub(crate) vetted: Option<(Mac, Token)>,
+    /// Its entries could not be written.
+    pub(crate) entries_trouble: Option<Trouble>,
+    /// 1: its entries are kept closed because a write of them failed; 2: those that may be there are deleted.
+    pub(crate) fallback: u8,
+    /// The kernel said something else.
+    pub(crate) proof_trouble: Option<Trouble>,
+    /// The registered token when it was last judged.
+    pub(crate) token: Option<Token>,
+}
+
+/// Whether producers are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Producers {
+    /// At least one that is not the consumer itself.
+    Ready,
+    /// None.
+    Missing,
+    /// None, and a switch to them waits; the old set goes on serving (or was cut off at the deadline).
+    Awaited {
+        /// The old set still serves.
+        serving: bool,
+    },
+}
+
+/// Everything that decides the state of one intent.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts<'a> {
+    /// The policy (or this pair) is refused: reason and message.
+    pub(crate) refused: Option<(FailReason, &'a str)>,
+    /// Another object has the right.
+    pub(crate) conflict: Option<&'a str>,
+    /// The start barrier has passed.
+    pub(crate) passed: bool,
+    /// Something that it uses could not be done.
+    pub(crate) trouble: Option<&'a Trouble>,
+    /// Link and identity.
+    pub(crate) gate: &'a Gate,
+    /// The identity of a producer could not be read, and never was.
+    pub(crate) unreadable: Option<&'a str>,
+    /// Producers.
+    pub(crate) producers: Producers,
+    /// Everything is in the kernel, answered and proven.
+    pub(crate) done: bool,
+}
+
+/// The state that the facts give. This is the one place that decides it.
+pub(crate) fn judge(before: State, facts: &Facts<'_>) -> (State, Option<String>) {
+    let failed = |reason, message: &str| (State::Failed(reason), Some(message.to_owned()));
+    match facts {
+        Facts {
+            refused: Some((reason, message)),
+            ..
+        } => failed(*reason, message),
+        Facts {
+            conflict: Some(message),
+            ..
+        } => failed(FailReason::Conflict, message),
+        Facts { passed: false, .. } => (State::Pending, Some("the start is not complete".to_owned())),
+        Facts {
+            trouble: Some(trouble),
+            ..
+        } => failed(trouble.reason, &trouble.message),
+        Facts {
+            gate: Gate::Unreadable(error),
+            ..
+        } => failed(FailReason::RegistryUnreadable, error),
+        Facts {
+            unreadable: Some(error),
+            ..
+        } => failed(FailReason::RegistryUnreadable, error),
+        Facts {
+            gate: Gate::Held(reason),
+            ..
+        } => (State::Held(*reason), None),
+        // Not read yet is no news for an intent that is held.
+        Facts {
+            gate: Gate::Unread, ..
+        } => match before {
+            State::Held(_) => (before, None),
+            State::Pending | State::Programmed | State::Failed(_) => (State::Pending, None),
+        },
+        Facts {
+            gate: Gate::Ready(_),
+            producers: Producers::Missing,
+            ..
+        } => (
+            State::Held(HoldReason::NoReadyProducer),
+            Some("no selected producer is ready".to_owned()),
+        ),
+        Facts {
+            gate: Gate::Ready(_),
+            producers: Producers::Awaited { serving },
+            ..
+        } => (
+            State::Held(HoldReason::NoReadyProducer),
+            Some(
+                if *serving {
+                    "the switch waits for a ready producer; the old set goes on serving"
+                } else {
+                    "the switch waited for its deadline without a ready producer; the old set was cut off"
+                }
+                .to_owned(),
+            ),
+        ),
+        Facts {
+            gate: Gate::Ready(_),
+            producers: Producers::Ready,
+            done: false,
+            ..
+        } => (State::Pending, None),
+        Facts {
+            gate: Gate::Ready(_),
+            producers: Producers::Ready,
+            done: true,
+            ..
+        } => (State::Programmed, None),
+    }
+}
+
+/// Worst first.
+pub(crate) const fn rank(state: State) -> u8 {
+    match state {
+        State::Failed(_) => 0,
+        State::Held(_) => 1,
+        State::Pending => 2,
+        State::Programmed => 3,
+    }
+}
+
+/// Whether trying again without any news can help.
+pub(crate) const fn retriable(reason: FailReason) -> bool {
+    match reason {
+        FailReason::AttachFailed
+        | FailReason::MapWriteFailed
+        | FailReason::MapFull
+        | FailReason::ProofFailed
+        | FailReason::RegistryUnreadable => true,
+        FailReason::Conflict | FailReason::Invalid | FailReason::Unsupported => false,
+    }
+}
+
+impl Intent {
+    fn new(now: Now, memory: Option<Remembered>) -> Self {
+        Self {
+            state: State::Pending,
+            since: now,
+            hold: None,
+            hold_reason: None,
+            message: None,
+            memory: memory.map(Box::new),
+            proof: Proof::None,
+            touched: OpId(0),
+            vetted: None,
+            entries_trouble: None,
+            fallback: 0,
+            proof_trouble: None,
+            token: None,
+        }
+    }
+
+    /// Start of the hold, if it is held.
+    pub(crate) fn held_since(&self) -> Option<Now> {
+        match self.state {
+            State::Held(_) => self.hold,
+            State::Pending | State::Programmed | State::Failed(_) => None,
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn intent_mut(&mut self, policy: PolicyId, attachment: AttachmentId) -> Option<&mut Intent> {
+        self.objects
+            .policies
+            .get_mut(&policy)?
+            .intents
+            .get_mut(&attachment)
+    }
+
+    pub(crate) fn intent(&self, policy: PolicyId, attachment: AttachmentId) -> Option<&Intent> {
+        self.objects.policies.get(&policy)?.intents.get(&attachment)
+    }
+
+    /// A policy selects a consumer.
+    pub(crate) fn intent_begins(&mut self, policy: PolicyId, attachment: AttachmentId) {
+        let now = self.now;
+        let Some(consumer) = self.objects.attachments.get(&attachment) else {
+            return;
+        };
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        let memory = self
+            .memory
+            .remove(&(state.object.uid.clone(), consumer.object.uid.clone()));
+        let mut intent = Intent::new(now, memory);
+        // What an earlier life let go live may stay so.
+        if let Some(port) = consumer.port.and_then(|ifindex| self.ports.get(&ifindex)) {
+            intent.vetted = port.adopted_open();
+        }
+        state
+            .order
+            .insert((rank(intent.state), intent.since.boot, attachment));
+        state.intents.insert(attachment, intent);
+        state.counts.pending += 1;
+        self.summary.intents.pending += 1;
+        self.dirty.touched.insert(policy);
+        self.dirty.policies.insert(policy);
+    }
+
+    /// A policy no longer selects a consumer.
+    pub(crate) fn intent_ends(&mut self, policy: PolicyId, attachment: AttachmentId) {
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        if let Some(intent) = state.intents.remove(&attachment) {
+            state
+                .order
+                .remove(&(rank(intent.state), intent.since.boot, attachment));
+            if let (State::Held(_), Some(hold)) = (intent.state, intent.hold) {
+                state.holds.remove(&(hold.boot, attachment));
+            }
+            *state_count(&mut state.counts, intent.state) -= 1;
+            *state_count(&mut self.summary.intents, intent.state) -= 1;
+            match intent.state {
+                State::Held(reason) => *self.summary.held.entry(reason).or_default() -= 1,
+                State::Failed(reason) => *self.summary.failed.entry(reason).or_default() -= 1,
+                State::Pending | State::Programmed => {}
+            }
+        }
+        state.full.remove(&attachment);
+        self.dirty.touched.insert(policy);
+        self.dirty.policies.insert(policy);
+    }
+
+    /// Records the state of an intent.
+    pub(crate) fn set_state(
+        &mut self,
+        policy: PolicyId,
+        attachment: AttachmentId,
+        (new, message): (State, Option<String>),
+        token: Option<Token>,
+    ) {
+        let now = self.now;
+        let ifindex = self
+            .objects
+            .attachments
+            .get(&attachment)
+            .and_then(|state| state.port);
+        let consumer = self
+            .objects
+            .attachments
+            .get(&attachment)
+            .map(|s| s.object.name.clone());
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        let Some(intent) = state.intents.get_mut(&attachment) else {
+            return;
+        };
+        intent.token = token;
+        let message = message.map(String::into_boxed_str);
+        if intent.message != message {
+            intent.message = message;
+            self.dirty.touched.insert(policy);
+        }
+        let old = intent.state;
+        if old == new {
+            return;
+        }
+        self.dirty.touched.insert(policy);
+        let old_since = intent.since;
+        let old_hold = intent.held_since();
+        let hold_before = intent.hold;
+        let reason_before = intent.hold_reason;
+        intent.state = new;
+        intent.since = now;
+        // The first judgement of this life continues what the earlier one knew.
+        let memory = match new {
+            State::Pending => None,
+            State::Programmed | State::Held(_) | State::Failed(_) => intent.memory.take(),
+        };
+        let mut continues = false;
+        if let Some(memory) = memory.filter(|memory| memory.token == token) {
+            if memory.state == new {
+                intent.since = start_of(now, memory.since);
+            }
+            if let (State::Held(_), Some(hold)) = (new, memory.held_since) {
+                intent.hold = Some(start_of(now, hold));
+                continues = true;
+            }
+        }
+        let mut begins = false;
+        match new {
+            State::Held(reason) => {
+                if intent.hold.is_none() {
+                    intent.hold = Some(now);
+                    begins = true;
+                }
+                intent.hold_reason = Some(reason);
+            }
+            State::Programmed | State::Failed(_) => {
+                intent.hold = None;
+                intent.hold_reason = None;
+            }
+            State::Pending => {}
+        }
+        let (since, hold) = (intent.since, intent.held_since());
+        state.order.remove(&(rank(old), old_since.boot, attachment));
+        state.order.insert((rank(new), since.boot, attachment));
+        if let Some(hold) = old_hold {
+            state.holds.remove(&(hold.boot, attachment));
+        }
+        if let Some(hold) = hold {
+            state.holds.insert((hold.boot, attachment));
+        }
+        *state_count(&mut state.counts, old) -= 1;
+        *state_count(&mut state.counts, new) += 1;
+        *state_count(&mut self.summary.intents, old) -= 1;
+        *state_count(&mut self.summary.intents, new) += 1;
+        match old {
+            State::Held(reason) => *self.summary.held.entry(reason).or_default() -= 1,
+            State::Failed(reason) => *self.summary.failed.entry(reason).or_default() -= 1,
+            State::Pending | State::Programmed => {}
+        }
+        match new {
+            State::Held(reason) => *self.summary.held.entry(reason).or_default() += 1,
+            State::Failed(reason) => *self.summary.failed.entry(reason).or_default() += 1,
+            State::Pending | State::Programmed => {}
+        }
+        // The schedule begins anew with a hold, with a wait for an identity, and with a failure.
+        let anew = match new {
+            State::Held(HoldReason::IdentityMissing) => true,
+            State::Held(_) => begins || continues,
+            State::Failed(reason) => {
+                retriable(reason) && !matches!(old, State::Failed(was) if retriable(was))
+            }
+            State::Pending | State::Programmed => false,
+        };
+        let name = state.object.name.clone();
+        if anew {
+            state.recheck = Some(Backoff::begin(now.boot));
+        }
+        let recheck = state.recheck.map(Backoff::due);
+        if begins && let State::Held(reason) = new {
+            *self.summary.holds_begun.entry(reason).or_default() += 1;
+        }
+        let message = intent_message(state, attachment);
+        let what = match (old, new) {
+            (_, State::Held(reason)) if begins => Some((Level::Info, Happening::HoldStarted(reason))),
+            (_, State::Held(reason)) if reason_before.is_some_and(|before| before != reason) => {
+                Some((Level::Info, Happening::HoldChanged(reason)))
+            }
+            // Held again before anything was delivered, or held all the time since an earlier life.
+            (_, State::Held(_)) => None,
+            (_, State::Failed(reason)) => Some((Level::Warn, Happening::Failed(reason, message))),
+            (_, State::Programmed) if hold_before.is_some() => {
+                let held_for = hold_before.map_or(0, |hold| now.boot.since(hold.boot));
+                Some((Level::Info, Happening::HoldEnded(held_for, new)))
+            }
+            (State::Failed(_), State::Pending | State::Programmed) => {
+                Some((Level::Info, Happening::Recovered))
+            }
+            (_, State::Programmed) => Some((Level::Info, Happening::Programmed)),
+            (_, State::Pending) => None,
+        };
+        if anew {
+            self.timer(Timer::Recheck(policy), recheck);
+        }
+        if let Some((level, what)) = what {
+            self.out.log.push(LogLine {
+                level,
+                what,
+                policy: Some(name),
+                consumer,
+                ifindex,
+            });
+        }
+    }
+}
+
+/// A moment that an earlier life took. The boot clock may have started anew since.
+fn start_of(now: Now, then: Now) -> Now {
+    if then.boot <= now.boot {
+        return then;
+    }
+    let age_ms = now.wall_ms.saturating_sub(then.wall_ms).max(0);
+    let age = u64::try_from(age_ms).unwrap_or(0).saturating_mul(Boot::MILLI);
+    Now {
+        boot: Boot(now.boot.0.saturating_sub(age)),
+        wall_ms: then.wall_ms,
+    }
+}
+
+fn intent_message(policy: &PolicyState, attachment: AttachmentId) -> String {
+    policy
+        .intents
+        .get(&attachment)
+        .and_then(|intent| intent.message.as_deref())
+        .unwrap_or_default()
+        .to_owned()
+}
+
+pub(crate) const fn state_count(counts: &mut crate::view::Counts, state: State) -> &mut u64 {
+    match state {
+        State::Pending => &mut counts.pending,
+        State::Programmed => &mut counts.programmed,
+        State::Held(_) => &mut counts.held,
+        State::Failed(_) => &mut counts.failed,
+    }
+}

@@ -1,0 +1,1706 @@
+//! One interface: its program, consumer row, source addresses and route entries, and what is done about them.
+//!
+//! Planning is level-triggered: it compares what is wanted with what the kernel answered, and sends what
+//! may be sent now. What depends on an answer comes when the answer has made the interface dirty again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::backoff::Backoff;
+use crate::cell::Cell;
+use crate::conflict::{Claim, Claims};
+use crate::engine::Engine;
+use crate::gate::{Gate, Known, classify};
+use crate::intent::{Facts, Intent, Producers, Proof, judge};
+use crate::model::{
+    Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, LinkKind, Mac, Op, OpError, OpId, OpResult,
+    Row, ServiceKey, SlotId, Token,
+};
+use crate::objects::{AttachmentId, PolicyId, PolicyState};
+use crate::plan::{Goal, Removed, Trouble, What};
+use crate::producers::Orphan;
+
+/// Reads of the registry row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Read {
+    /// When the one that is under way was asked for.
+    pub(crate) out: Option<Boot>,
+    /// Another one is wanted after it.
+    pub(crate) again: bool,
+    /// What it says may be about an earlier device.
+    pub(crate) void: bool,
+    /// Reads that failed are tried again.
+    pub(crate) backoff: Option<Backoff>,
+    /// When that, or the end of patience, is.
+    pub(crate) due: Boot,
+}
+
+/// A device on which packets of an attachment may be delivered, program and all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ready {
+    pub(crate) attachment: AttachmentId,
+    pub(crate) token: Token,
+    /// MAC of the workload's side.
+    pub(crate) mac: Mac,
+    pub(crate) address_v4: Option<IpAddr>,
+    pub(crate) address_v6: Option<IpAddr>,
+    /// A veth with its peer in another namespace.
+    pub(crate) peer: bool,
+}
+
+/// One interface, by ifindex.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    pub(crate) device: Option<Device>,
+    /// Attachments that name it.
+    pub(crate) attachments: BTreeSet<AttachmentId>,
+    /// The one that has the right to it.
+    pub(crate) winner: Option<AttachmentId>,
+    /// Readiness of the winner.
+    pub(crate) ready: Option<Ready>,
+    /// The winner is ready but for the program.
+    pub(crate) coming: bool,
+    pub(crate) known: Known,
+    pub(crate) read: Read,
+    /// Some attachment of it could be judged otherwise by another read of the registry.
+    pub(crate) hangs_on_identity: bool,
+    /// An earlier life left something here, and the device is still the one it was left on.
+    adopted: bool,
+    /// It was looked at whether that life ended in the middle of a revocation.
+    traced: bool,
+    /// What is here belongs to a device that is gone.
+    stale: bool,
+    /// The program is on this device.
+    pub(crate) program: Cell<Option<Mac>>,
+    pub(crate) row: Cell<Option<Row>>,
+    pub(crate) sources: Cell<BTreeSet<IpAddr>>,
+    pub(crate) entries: BTreeMap<ServiceKey, Cell<Option<Entry>>>,
+    /// How often an open entry was taken away under a row that may be open, and up to which the epoch covers it.
+    revoked: u32,
+    pub(crate) covered: u32,
+    /// Operations that take open entries away.
+    pub(crate) revoking: BTreeSet<OpId>,
+    /// The last operation (or change of the device) that makes proofs void.
+    touched: OpId,
+    pub(crate) troubles: BTreeMap<Goal, Trouble>,
+    /// Since when link, identity and program are there while the row is closed.
+    pub(crate) ready_since: Option<Boot>,
+    /// Policy slots that entries may lead to although nobody wants them to.
+    removing: BTreeSet<SlotId>,
+    slots_used: BTreeSet<SlotId>,
+    last_epoch: Option<u32>,
+}
+
+impl Default for Port {
+    fn default() -> Self {
+        Self {
+            device: None,
+            attachments: BTreeSet::new(),
+            winner: None,
+            ready: None,
+            coming: false,
+            known: Known::Unread,
+            read: Read::default(),
+            hangs_on_identity: false,
+            adopted: false,
+            traced: false,
+            stale: false,
+            program: Cell::Sure(None),
+            row: Cell::Sure(None),
+            sources: Cell::Sure(BTreeSet::new()),
+            entries: BTreeMap::new(),
+            revoked: 0,
+            covered: 0,
+            revoking: BTreeSet::new(),
+            touched: OpId(0),
+            troubles: BTreeMap::new(),
+            ready_since: None,
+            removing: BTreeSet::new(),
+            slots_used: BTreeSet::new(),
+            last_epoch: None,
+        }
+    }
+}
+
+/// What planning needs to know of one intent of an interface.
+struct Plan {
+    policy: PolicyId,
+    attachment: AttachmentId,
+    /// The policy slot, if the kernel has it.
+    slot: Option<SlotId>,
+    /// The consumer and its producers are ready and nothing forbids it.
+    deliverable: bool,
+    /// A proof of everything that is there holds.
+    proven: bool,
+    /// Open entries may stay open.
+    vetted: bool,
+    /// It is about to become deliverable or not.
+    undecided: bool,
+}
+
+fn is_open(entry: Option<Entry>) -> bool {
+    entry.is_some_and(|entry| entry.open)
+}
+
+fn row_open(row: Option<Row>) -> bool {
+    row.is_some_and(|row| row.token.is_some())
+}
+
+impl Port {
+    /// What an earlier life left.
+    pub(crate) fn adopted(
+        self,
+        program: bool,
+        row: Option<Row>,
+        sources: BTreeSet<IpAddr>,
+        entries: BTreeMap<ServiceKey, Entry>,
+        device: Option<Device>,
+    ) -> Self {
+        // Until the device is known its MAC is not: the link that is pinned is alive, so it is this device's.
+        let mac = device.map_or(Mac::default(), |device| device.mac);
+        Self {
+            device,
+            adopted: true,
+            program: Cell::Sure(program.then_some(mac)),
+            row: Cell::Sure(row),
+            sources: Cell::Sure(sources),
+            entries: entries
+                .into_iter()
+                .map(|(key, entry)| (key, Cell::Sure(Some(entry))))
+                .collect(),
+            ..self
+        }
+    }
+
+    /// What an earlier life left under this number belongs to a device that is gone.
+    pub(crate) const fn stranded(&mut self) {
+        if self.device.is_none() {
+            self.adopted = false;
+            self.stale = true;
+        }
+    }
+
+    /// The incarnation that an earlier life let go live here.
+    pub(crate) fn adopted_open(&self) -> Option<(Mac, Token)> {
+        let mac = self.program.sure().copied().flatten()?;
+        let token = self.row.sure().copied().flatten()?.token?;
+        self.adopted.then_some((mac, token))
+    }
+
+    /// Another device has this number now, or none.
+    pub(crate) fn device_changed(&mut self, device: Option<Device>, denied: Option<Device>, next: OpId) {
+        let first = self.adopted && self.device.is_none() && !self.stale;
+        self.touched = next;
+        self.ready = None;
+        self.ready_since = None;
+        self.known = Known::Unread;
+        self.troubles.clear();
+        if denied.is_some() && denied == device {
+            // The kernel says that it is gone, the link table says that it is there: no haste.
+            self.troubles.insert(
+                Goal::Attached,
+                Trouble::new(FailReason::AttachFailed, OpError::NoDevice.to_string()),
+            );
+        }
+        match device {
+            Some(device) if first => {
+                // The device on which an earlier life left all this.
+                if self.program.may(Option::is_some) {
+                    self.program = Cell::Sure(Some(device.mac));
+                }
+            }
+            Some(_) => {
+                self.adopted = false;
+                // Is it there? Only an attach can say.
+                if self.program.idle() {
+                    self.program.doubt(None);
+                }
+            }
+            None => {
+                self.adopted = false;
+                self.stale = true;
+            }
+        }
+        self.device = device;
+    }
+
+    /// What failed may be tried again.
+    pub(crate) fn unblock(&mut self) {
+        for trouble in self.troubles.values_mut() {
+            trouble.blocked = false;
+        }
+    }
+
+    /// Whether the kernel has nothing under this number, the program aside.
+    fn bare(&self) -> bool {
+        self.row.is(&None) && self.sources.sure().is_some_and(BTreeSet::is_empty) && self.entries.is_empty()
+    }
+
+    /// Whether nothing is out that writes what a clear deletes.
+    fn quiet(&self) -> bool {
+        self.row.idle() && self.sources.idle() && self.entries.values().all(Cell::idle)
+    }
+
+    fn may_be_open(&self) -> bool {
+        self.row.may(|row| row_open(*row))
+    }
+
+    fn blocked(&self, goal: Goal) -> bool {
+        self.troubles.get(&goal).is_some_and(|trouble| trouble.blocked)
+    }
+
+    /// The program is on the present device, as the kernel answered.
+    pub(crate) fn has_program(&self) -> bool {
+        self.device
+            .is_some_and(|device| self.program.is(&Some(device.mac)))
+    }
+
+    /// Its row is open, as the kernel answered.
+    pub(crate) fn open_for(&self) -> Option<Token> {
+        self.row.sure().copied().flatten().and_then(|row| row.token)
+    }
+
+    pub(crate) fn keys_done(&mut self, op: OpId, keys: &[ServiceKey]) {
+        for key in keys {
+            if let Some(cell) = self.entries.get_mut(key) {
+                cell.done(op);
+                if cell.is(&None) {
+                    self.entries.remove(key);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn keys_failed(&mut self, op: OpId, keys: &[ServiceKey]) {
+        for key in keys {
+            if let Some(cell) = self.entries.get_mut(key) {
+                cell.failed(op);
+            }
+        }
+    }
+
+    pub(crate) fn cleared(&mut self, op: OpId) {
+        self.row.done(op);
+        self.sources.done(op);
+        let keys: Vec<ServiceKey> = self.entries.keys().copied().collect();
+        self.keys_done(op, &keys);
+        self.covered = self.revoked;
+    }
+
+    pub(crate) fn clear_failed(&mut self, op: OpId) {
+        self.row.failed(op);
+        self.sources.failed(op);
+        let keys: Vec<ServiceKey> = self.entries.keys().copied().collect();
+        self.keys_failed(op, &keys);
+    }
+
+    /// Something planned, out, or failed.
+    pub(crate) fn busy(&self) -> bool {
+        !self.quiet() || !self.program.idle() || self.read.out.is_some() || self.revoked != self.covered
+    }
+
+    /// The epoch of a row that is written now. `raise`: flows of the present one must be looked up anew.
+    fn epoch(&self, now: Boot, raise: bool) -> u32 {
+        let present = self
+            .row
+            .values()
+            .iter()
+            .flatten()
+            .map(|row| row.epoch)
+            .reduce(|a, b| if a.wrapping_sub(b) < 1 << 31 { a } else { b });
+        match present {
+            Some(epoch) if raise => epoch.wrapping_add(1),
+            Some(epoch) => epoch,
+            None => {
+                // About a millisecond each: no earlier row of this interface had it, whichever life wrote that.
+                let fresh = u32::try_from((now.0 >> 20) & u64::from(u32::MAX)).unwrap_or(0);
+                if self.last_epoch == Some(fresh) {
+                    fresh.wrapping_add(1)
+                } else {
+                    fresh
+                }
+            }
+        }
+    }
+}
+
+impl Intent {
+    /// What failed may be tried again.
+    pub(crate) fn unblock(&mut self) {
+        self.fallback = 0;
+        for trouble in [&mut self.entries_trouble, &mut self.proof_trouble]
+            .into_iter()
+            .flatten()
+        {
+            trouble.blocked = false;
+        }
+    }
+}
+
+impl Engine {
+    /// An identity that could not be read keeps its interface as an earlier life left it.
+    pub(crate) fn frozen(&self, port: &Port) -> bool {
+        port.adopted
+            && port.device.is_some()
+            && !port.attachments.is_empty()
+            && matches!(port.known, Known::Unread | Known::Unreadable(_))
+    }
+
+    pub(crate) fn unblock_intents(&mut self, ifindex: Ifindex) {
+        let Some(port) = self.ports.get(&ifindex) else {
+            return;
+        };
+        for attachment in &port.attachments {
+            let Some(state) = self.objects.attachments.get(attachment) else {
+                continue;
+            };
+            for policy in &state.consumes {
+                if let Some(intent) = self
+                    .objects
+                    .policies
+                    .get_mut(policy)
+                    .and_then(|policy| policy.intents.get_mut(attachment))
+                {
+                    intent.unblock();
+                }
+            }
+        }
+    }
+
+    // --- judging -------------------------------------------------------------------------------------------
+
+    /// Finds the device of an interface name, who has the right to it, and whether it is ready.
+    pub(crate) fn judge_interface(&mut self, name: &str) {
+        let holder = self.interfaces.named(name);
+        let ids: Vec<AttachmentId> = self
+            .objects
+            .by_interface
+            .get(name)
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
+        for id in &ids {
+            self.move_attachment(*id, holder);
+        }
+        self.contest_interface(holder, &ids);
+        let Some(ifindex) = holder.filter(|_| !ids.is_empty()) else {
+            self.dirty.loose.extend(ids);
+            return;
+        };
+        let link = self.interfaces.link(ifindex).cloned();
+        let Some(port) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        port.winner = ids
+            .iter()
+            .copied()
+            .find(|id| {
+                self.objects
+                    .attachments
+                    .get(id)
+                    .is_some_and(|state| state.interface_lost.is_none())
+            })
+            .filter(|_| {
+                // Several that nobody has the right over: none is served.
+                ids.iter()
+                    .filter(|id| {
+                        self.objects
+                            .attachments
+                            .get(id)
+                            .is_some_and(|state| state.interface_lost.is_none())
+                    })
+                    .count()
+                    == 1
+            });
+        let mut ready = None;
+        let mut coming = false;
+        port.hangs_on_identity = false;
+        for id in &ids {
+            let Some(state) = self.objects.attachments.get(id) else {
+                continue;
+            };
+            let gate = classify(link.as_ref(), &port.known, state.object.expected);
+            port.hangs_on_identity |= gate.hangs_on_identity();
+            if port.winner == Some(*id)
+                && state.address_lost.is_none()
+                && let Gate::Ready(token) = gate
+            {
+                if !port.has_program() {
+                    coming = !port.troubles.contains_key(&Goal::Attached);
+                    continue;
+                }
+                let mac = match &port.known {
+                    Known::Row(Some(identity)) => identity.mac,
+                    Known::Row(None) | Known::Unread | Known::Unreadable(_) => Mac::default(),
+                };
+                ready = Some(Ready {
+                    attachment: *id,
+                    token,
+                    mac,
+                    address_v4: state.object.addresses.iter().find(|a| a.is_ipv4()).copied(),
+                    address_v6: state.object.addresses.iter().find(|a| a.is_ipv6()).copied(),
+                    peer: link
+                        .as_ref()
+                        .is_some_and(|link| link.kind == LinkKind::Veth { peer_elsewhere: true }),
+                });
+            }
+        }
+        if port.ready != ready || port.coming != coming {
+            port.ready = ready;
+            port.coming = coming;
+            self.dirty_producers_of(ifindex);
+        }
+        self.dirty.ports.insert(ifindex);
+    }
+
+    fn move_attachment(&mut self, id: AttachmentId, holder: Option<Ifindex>) {
+        let Some(state) = self.objects.attachments.get_mut(&id) else {
+            return;
+        };
+        if state.port == holder {
+            return;
+        }
+        let before = state.port;
+        state.port = holder;
+        let consumes = state.consumes.clone();
+        let produces = state.produces.clone();
+        self.dirty.policies.extend(produces);
+        if let Some(port) = before.and_then(|ifindex| self.ports.get_mut(&ifindex)) {
+            port.attachments.remove(&id);
+            if port.winner == Some(id) {
+                port.winner = None;
+                port.ready = None;
+            }
+        }
+        self.dirty.ports.extend(before);
+        let mut vetted = None;
+        if let Some(ifindex) = holder {
+            let device = self.interfaces.link(ifindex).map(|link| link.device());
+            let port = self.ports.entry(ifindex).or_insert_with(|| Port {
+                device,
+                ..Port::default()
+            });
+            port.attachments.insert(id);
+            vetted = port.adopted_open();
+            let unread = port.known == Known::Unread && port.read.out.is_none();
+            if unread {
+                self.read(ifindex, false);
+            }
+        }
+        for policy in consumes {
+            if let Some(intent) = self.intent_mut(policy, id) {
+                intent.proof = Proof::None;
+                intent.vetted = vetted;
+                intent.entries_trouble = None;
+                intent.proof_trouble = None;
+                intent.fallback = 0;
+            }
+            if let Some(state) = self.objects.policies.get_mut(&policy)
+                && state.full.remove(&id)
+            {
+                self.dirty.policies.insert(policy);
+            }
+        }
+    }
+
+    /// Judges the intents of an attachment whose interface is missing.
+    pub(crate) fn judge_loose(&mut self, id: AttachmentId) {
+        let Some(state) = self.objects.attachments.get(&id) else {
+            return;
+        };
+        if state.port.is_some() {
+            return;
+        }
+        let gate = classify(None, &Known::Unread, state.object.expected);
+        let lost = state.lost().cloned();
+        for policy in state.consumes.clone() {
+            let Some(policy_state) = self.objects.policies.get(&policy) else {
+                continue;
+            };
+            let full = self.full(policy_state);
+            let facts = Facts {
+                refused: policy_state.refusal(),
+                conflict: lost.as_deref(),
+                passed: self.passed,
+                trouble: full.as_ref().or_else(|| self.set_trouble(policy_state)),
+                gate: &gate,
+                unreadable: None,
+                producers: Producers::Ready,
+                done: false,
+            };
+            let before = policy_state.intents.get(&id).map(|intent| intent.state);
+            if let Some(before) = before {
+                let judged = judge(before, &facts);
+                self.set_state(policy, id, judged, None);
+            }
+        }
+    }
+
+    /// What is wrong with a policy's slot or set.
+    fn set_trouble<'a>(&'a self, state: &'a PolicyState) -> Option<&'a Trouble> {
+        state.slot_trouble.as_ref().or_else(|| {
+            state
+                .slot
+                .and_then(|slot| self.slots.get(&slot))
+                .and_then(|slot| slot.trouble.as_ref())
+        })
+    }
+
+    /// A policy that does not fit fails as a whole, with need and have.
+    fn full(&self, state: &PolicyState) -> Option<Trouble> {
+        let first = state.full.first().and_then(|id| state.intents.get(id))?;
+        let trouble = first.entries_trouble.clone()?;
+        let destinations = state.spec.as_ref().map_or(0, |spec| spec.destinations.len());
+        Some(Trouble {
+            message: format!(
+                "{}; the policy needs {} entries on this node; those of {} consumers were not written and take the default path",
+                trouble.message,
+                destinations * state.intents.len(),
+                state.full.len(),
+            )
+            .into(),
+            ..trouble
+        })
+    }
+
+    // --- planning ------------------------------------------------------------------------------------------
+
+    /// Plans one interface.
+    pub(crate) fn plan_port(&mut self, ifindex: Ifindex) {
+        let Some(place) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        let mut port = std::mem::take(place);
+        let claims = self.claims(&port);
+        if self.passed && !self.frozen(&port) {
+            self.plan_content(ifindex, &mut port, &claims);
+        }
+        self.judge_port(&port, &claims);
+        self.account(ifindex, &mut port, &claims);
+        let over = port.device.is_none()
+            && port.attachments.is_empty()
+            && port.bare()
+            && port.program.is(&None)
+            && port.read.out.is_none();
+        if over && self.passed {
+            self.ports.remove(&ifindex);
+            self.settled_orphan(Orphan::Port(ifindex));
+        } else if let Some(place) = self.ports.get_mut(&ifindex) {
+            if !port.troubles.keys().any(|goal| goal.is_cleanup())
+                && self.orphans.contains(&Orphan::Port(ifindex))
+                && port.troubles.is_empty()
+            {
+                *place = port;
+                self.settled_orphan(Orphan::Port(ifindex));
+            } else {
+                *place = port;
+            }
+        }
+    }
+
+    fn plan_content(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
+        if port.stale {
+            if port.bare() && port.quiet() {
+                port.stale = false;
+                port.revoked = port.covered;
+                port.troubles.remove(&Goal::Cleared);
+                // What is left of the program is a defunct link.
+                if port.program.idle() && !port.program.is(&None) && port.device.is_some() {
+                    port.program.doubt(None);
+                }
+            } else {
+                self.clear(ifindex, port);
+                return;
+            }
+        }
+        if port.device.is_none() || (port.attachments.is_empty() && self.may_remove()) {
+            self.vacate(ifindex, port);
+            return;
+        }
+        if port.attachments.is_empty() {
+            return;
+        }
+        if claims.is_empty() {
+            if self.may_remove() && !port.bare() {
+                self.empty(ifindex, port);
+            }
+        } else {
+            self.trace(port, claims);
+            let plans = self.plans(ifindex, port, claims);
+            let target = self.target(port, claims);
+            let opening = target.is_some()
+                && port
+                    .row
+                    .sure()
+                    .copied()
+                    .flatten()
+                    .is_some_and(|row| row.token.is_none())
+                && plans.iter().any(|plan| plan.proven)
+                && !plans.iter().any(|plan| plan.undecided);
+            self.plan_sources(ifindex, port);
+            self.plan_entries(ifindex, port, claims, &plans, target, opening);
+            self.plan_row(ifindex, port, claims, &plans, target);
+            self.plan_proofs(port, claims, &plans, target);
+        }
+        self.plan_program(ifindex, port, claims);
+    }
+
+    /// An earlier life may have ended between the closing of an entry and the new epoch: flows may still be
+    /// there that no entry allows. Entries that are closed although nobody wants them so are the trace of it.
+    fn trace(&self, port: &mut Port, claims: &Claims) {
+        if !port.adopted || port.traced {
+            return;
+        }
+        port.traced = true;
+        let closed = port.entries.iter().any(|(key, cell)| {
+            let owner = claims.keys.get(key).and_then(|index| {
+                let policy = claims.intents[*index].policy;
+                self.objects.policies.get(&policy).and_then(|state| state.slot)
+            });
+            cell.may(|entry| entry.is_some_and(|entry| !entry.open && Some(entry.policy) != owner))
+        });
+        let lost = claims.intents.iter().any(|claim| claim.conflict.is_some());
+        if port.may_be_open() && (closed || lost) {
+            port.revoked = port.revoked.wrapping_add(1);
+        }
+    }
+
+    /// Makes an interface bare that has nothing to do any more: the row first.
+    fn empty(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if port.may_be_open() {
+            self.close_row(ifindex, port);
+        } else {
+            self.clear(ifindex, port);
+        }
+    }
+
+    fn vacate(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if !port.bare() {
+            if port.device.is_some() {
+                self.empty(ifindex, port);
+            } else {
+                self.clear(ifindex, port);
+            }
+        } else if !port.program.is(&None) && port.program.idle() && !port.blocked(Goal::Detached) {
+            let op = self.send(What::Detach(ifindex), port.device, Op::Detach { ifindex });
+            port.program.send(op, None);
+            port.touched = op;
+        }
+    }
+
+    fn clear(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if !port.quiet() || port.blocked(Goal::Cleared) {
+            return;
+        }
+        let op = self.send(What::Clear(ifindex), port.device, Op::ClearInterface { ifindex });
+        port.last_epoch = port
+            .row
+            .values()
+            .iter()
+            .flatten()
+            .map(|row| row.epoch)
+            .next_back();
+        port.row.send(op, None);
+        port.sources.send(op, BTreeSet::new());
+        for cell in port.entries.values_mut() {
+            cell.send(op, None);
+        }
+        port.touched = op;
+    }
+
+    fn close_row(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if !port.row.idle() || port.blocked(Goal::RowClosed) {
+            return;
+        }
+        let has_sources = port.row.values().iter().flatten().any(|row| row.has_sources);
+        // Whatever is taken away under the closed row, flows of before it are looked up anew.
+        let row = Row {
+            token: None,
+            epoch: port.epoch(self.now.boot, true),
+            has_services: true,
+            has_sources,
+        };
+        self.write_row(ifindex, port, row, Goal::RowClosed, false);
+        port.troubles.remove(&Goal::RowOpen);
+    }
+
+    fn write_row(&mut self, ifindex: Ifindex, port: &mut Port, row: Row, goal: Goal, opening: bool) {
+        // Only another epoch covers what was taken away.
+        let raised = port
+            .row
+            .values()
+            .iter()
+            .flatten()
+            .all(|old| old.epoch != row.epoch);
+        let what = What::Row {
+            ifindex,
+            goal,
+            opening,
+            revoked: if raised { port.revoked } else { port.covered },
+        };
+        let op = self.send(what, port.device, Op::WriteRow { ifindex, row });
+        port.row.send(op, Some(row));
+        if !opening {
+            port.touched = op;
+        }
+    }
+
+    /// The incarnation that the row may be open for.
+    fn target(&self, port: &Port, claims: &Claims) -> Option<Token> {
+        let ready = port.ready.as_ref()?;
+        let usable = claims
+            .intents
+            .iter()
+            .any(|claim| claim.attachment == ready.attachment && claim.refused.is_none());
+        usable.then_some(ready.token)
+    }
+
+    /// Whether a packet of this intent may be delivered by what the selector leads to.
+    fn granted(&self, state: &PolicyState, port: &Port, claim: &Claim, key: &ServiceKey) -> bool {
+        if state.current {
+            return true;
+        }
+        let Some(slot) = state.slot.and_then(|slot| self.slots.get(&slot)) else {
+            return false;
+        };
+        // Behind an empty selector nobody is reached.
+        if let Some(Some(value)) = slot.cell.sure()
+            && value.selected.length == 0
+        {
+            return true;
+        }
+        // What is new in this generation must not reach the set of an earlier one.
+        if let Some(spec) = state.served.as_ref().and_then(|served| served.spec.as_ref()) {
+            let Some(consumer) = self.objects.attachments.get(&claim.attachment) else {
+                return false;
+            };
+            return spec.consumers.matches(&consumer.object.labels)
+                && crate::conflict::services(spec).any(|service| service == *key);
+        }
+        port.entries.get(key).is_some_and(|cell| {
+            cell.sure()
+                .copied()
+                .flatten()
+                .is_some_and(|entry| entry.open && Some(entry.policy) == state.slot)
+        })
+    }
+
+    fn plans(&self, ifindex: Ifindex, port: &Port, claims: &Claims) -> Vec<Plan> {
+        claims
+            .intents
+            .iter()
+            .map(|claim| self.plan_of(ifindex, port, claim))
+            .collect()
+    }
+
+    fn plan_of(&self, ifindex: Ifindex, port: &Port, claim: &Claim) -> Plan {
+        let mut plan = Plan {
+            policy: claim.policy,
+            attachment: claim.attachment,
+            slot: None,
+            deliverable: false,
+            proven: false,
+            vetted: false,
+            undecided: false,
+        };
+        let Some(state) = self.objects.policies.get(&claim.policy) else {
+            return plan;
+        };
+        let Some(intent) = state.intents.get(&claim.attachment) else {
+            return plan;
+        };
+        let slot = state
+            .slot
+            .and_then(|id| self.slots.get(&id).map(|slot| (id, slot)));
+        plan.slot = slot
+            .filter(|(_, slot)| slot.cell.may(Option::is_some) && slot.in_kernel())
+            .map(|(id, _)| id);
+        let allowed = claim.conflict.is_none()
+            && claim.refused.is_none()
+            && state.full.is_empty()
+            && intent.fallback == 0
+            && intent.entries_trouble.is_none();
+        let token = port
+            .ready
+            .as_ref()
+            .filter(|ready| ready.attachment == claim.attachment)
+            .map(|ready| ready.token);
+        let Some((_, slot)) = slot else {
+            plan.undecided = allowed && token.is_some() && state.progressing(self);
+            return plan;
+        };
+        let reachable = slot.reaches_other_than(ifindex);
+        let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
+        plan.deliverable = allowed && token.is_some() && reachable && granted && !claim.keys.is_empty();
+        if let (Proof::Good(op, proven_for), Some(token)) = (intent.proof, token) {
+            plan.proven = allowed
+                && proven_for == token
+                && op > port.touched
+                && op > intent.touched
+                && op > slot.touched
+                && intent.proof_trouble.is_none();
+        }
+        plan.vetted = allowed
+            && intent.proof_trouble.is_none()
+            && intent.vetted.is_some()
+            && intent.vetted == port.device.map(|d| d.mac).zip(token.or(port.open_for()));
+        let asked = match intent.proof {
+            Proof::Asked(op, _) => !self.is_silent(Some(op)),
+            Proof::None | Proof::Good(..) => false,
+        };
+        plan.undecided = allowed
+            && token.is_some()
+            && !plan.proven
+            && intent.proof_trouble.is_none()
+            && (asked || plan.deliverable || state.progressing(self));
+        plan
+    }
+
+    fn plan_sources(&mut self, ifindex: Ifindex, port: &mut Port) {
+        let wanted = self.wanted_sources(port);
+        if port.sources.is(&wanted) {
+            port.troubles.remove(&Goal::Sources);
+            return;
+        }
+        if !port.sources.idle() || port.blocked(Goal::Sources) {
+            return;
+        }
+        // A row that still says that sources are known would call everybody spoofed.
+        let said = port
+            .row
+            .may(|row| row.is_some_and(|row| row.has_sources && row.token.is_some()));
+        if wanted.is_empty() && said {
+            return;
+        }
+        let there: BTreeSet<IpAddr> = port.sources.values().iter().flatten().copied().collect();
+        let add = match port.sources.sure() {
+            Some(sure) => wanted.difference(sure).copied().collect(),
+            None => wanted.clone(),
+        };
+        let delete = there.difference(&wanted).copied().collect();
+        let op = self.send(
+            What::Sources(ifindex),
+            port.device,
+            Op::WriteSources { ifindex, add, delete },
+        );
+        port.sources.send(op, wanted);
+        port.touched = op;
+    }
+
+    fn wanted_sources(&self, port: &Port) -> BTreeSet<IpAddr> {
+        port.winner
+            .and_then(|id| self.objects.attachments.get(&id))
+            .map_or_else(BTreeSet::new, |state| state.object.addresses.clone())
+    }
+
+    /// Brings the route entries towards what is wanted.
+    fn plan_entries(
+        &mut self,
+        ifindex: Ifindex,
+        port: &mut Port,
+        claims: &Claims,
+        plans: &[Plan],
+        target: Option<Token>,
+        opening: bool,
+    ) {
+        let row_may_be_open = port.may_be_open();
+        let live = row_may_be_open || opening;
+        let uncovered = port.revoked != port.covered;
+        let keys: BTreeSet<ServiceKey> = claims.keys.keys().chain(port.entries.keys()).copied().collect();
+        let mut deletes: Vec<ServiceKey> = Vec::new();
+        let mut revokes: BTreeMap<ServiceKey, Entry> = BTreeMap::new();
+        let mut writes: BTreeMap<usize, BTreeMap<ServiceKey, Entry>> = BTreeMap::new();
+        let nothing = Cell::Sure(None);
+        for key in keys {
+            let cell = port.entries.get(&key).unwrap_or(&nothing);
+            if !cell.idle() {
+                continue;
+            }
+            let may_deliver = row_may_be_open && cell.may(|entry| is_open(*entry));
+            let claim = claims.keys.get(&key).copied();
+            let slot = claim.and_then(|index| plans[index].slot);
+            let (Some(index), Some(slot)) = (claim, slot) else {
+                if claims.kept.contains(&key) || (claim.is_none() && !self.may_remove()) {
+                    continue;
+                }
+                // Nobody's, or its new owner has no slot yet: closed first, so that a crash in the middle
+                // leaves a trace, then gone.
+                if may_deliver {
+                    if let Some(entry) = cell.values().iter().flatten().find(|entry| entry.open) {
+                        revokes.insert(
+                            key,
+                            Entry {
+                                open: false,
+                                ..*entry
+                            },
+                        );
+                    }
+                } else if claim.is_none() && !(row_may_be_open && uncovered) && !cell.is(&None) {
+                    deletes.push(key);
+                }
+                continue;
+            };
+            let plan = &plans[index];
+            let claim = &claims.intents[index];
+            let Some(state) = self.objects.policies.get(&plan.policy) else {
+                continue;
+            };
+            let Some(intent) = state.intents.get(&plan.attachment) else {
+                continue;
+            };
+            if intent.fallback == 2 && cell.sure().is_none() {
+                // What may be there of it goes.
+                deletes.push(key);
+                continue;
+            }
+            if intent.entries_trouble.as_ref().is_some_and(|t| t.blocked) && cell.is(&None) {
+                continue;
+            }
+            let other = cell.may(|entry| entry.is_some_and(|entry| entry.open && entry.policy != slot));
+            let forbidden = claim.conflict.is_some()
+                || claim.refused.is_some()
+                || !state.full.is_empty()
+                || intent.fallback > 0
+                || intent.proof_trouble.is_some()
+                || !self.granted(state, port, claim, &key);
+            let open_here = cell
+                .sure()
+                .copied()
+                .flatten()
+                .is_some_and(|entry| entry.open && entry.policy == slot);
+            let open = if forbidden {
+                false
+            } else if !live {
+                true
+            } else if row_may_be_open && other {
+                // A destination passes to another policy: claimed in between, unless that one's set is
+                // already selected and what is left of the old one will be seen after a crash.
+                plan.deliverable
+                    && state.current
+                    && target.is_some()
+                    && port.open_for() == target
+                    && self.leaves_a_trace(cell, claims, &key)
+            } else {
+                (plan.proven && plan.deliverable) || (open_here && plan.vetted)
+            };
+            let wanted = Entry { policy: slot, open };
+            if !cell.is(&Some(wanted)) {
+                writes.entry(index).or_default().insert(key, wanted);
+            }
+        }
+        for (index, entries) in writes {
+            self.write_entries(ifindex, port, &plans[index], entries, live, target);
+        }
+        if !port.blocked(Goal::Unclaimed) {
+            self.take_entries_away(ifindex, port, revokes, deletes);
+        } else if !revokes.is_empty() {
+            // It goes on delivering although nobody wants it: the whole interface is closed.
+            port.troubles.remove(&Goal::RowOpen);
+        }
+    }
+
+    /// Whether the next life would see that flows of the old owner may still be there.
+    fn leaves_a_trace(&self, cell: &Cell<Option<Entry>>, claims: &Claims, key: &ServiceKey) -> bool {
+        cell.values().iter().flatten().all(|entry| {
+            let owner = self.slots.get(&entry.policy).and_then(|slot| slot.owner);
+            match owner {
+                None => true,
+                Some(owner) => claims.intents.iter().any(|claim| {
+                    claim.policy == owner && claim.conflict.is_some() && claim.wanted.contains(key)
+                }),
+            }
+        })
+    }
+
+    fn write_entries(
+        &mut self,
+        ifindex: Ifindex,
+        port: &mut Port,
+        plan: &Plan,
+        entries: BTreeMap<ServiceKey, Entry>,
+        live: bool,
+        target: Option<Token>,
+    ) {
+        let nothing = Cell::Sure(None);
+        let row_may_be_open = port.may_be_open();
+        let mut revoking = false;
+        let mut only_opens = true;
+        for (key, entry) in &entries {
+            let cell = port.entries.get(key).unwrap_or(&nothing);
+            revoking |= row_may_be_open
+                && cell.may(|old| {
+                    old.is_some_and(|old| old.open && (!entry.open || old.policy != entry.policy))
+                });
+            only_opens &= entry.open
+                && cell.is(&Some(Entry {
+                    open: false,
+                    ..*entry
+                }));
+        }
+        let opens = entries.values().any(|entry| entry.open);
+        let keys: Vec<ServiceKey> = entries.keys().copied().collect();
+        let (policy, attachment) = (plan.policy, plan.attachment);
+        let fallback = self
+            .intent(policy, attachment)
+            .map_or(0, |intent| intent.fallback);
+        let what = What::Entries {
+            ifindex,
+            policy,
+            attachment,
+            keys,
+            revoking,
+            fallback,
+        };
+        let op = self.send(
+            what,
+            port.device,
+            Op::WriteEntries {
+                ifindex,
+                entries: entries.clone(),
+            },
+        );
+        for (key, entry) in entries {
+            port.entries
+                .entry(key)
+                .or_insert(Cell::Sure(None))
+                .send(op, Some(entry));
+        }
+        if revoking {
+            port.revoked = port.revoked.wrapping_add(1);
+            port.revoking.insert(op);
+        }
+        let mac = port.device.map(|device| device.mac);
+        if let Some(intent) = self.intent_mut(policy, attachment) {
+            // An opening on the strength of a proof leaves the proof good.
+            if !(only_opens && live && plan.proven) {
+                intent.touched = op;
+            }
+            if opens && live {
+                intent.vetted = mac.zip(target);
+            } else if opens {
+                intent.vetted = None;
+            }
+        }
+    }
+
+    fn take_entries_away(
+        &mut self,
+        ifindex: Ifindex,
+        port: &mut Port,
+        revokes: BTreeMap<ServiceKey, Entry>,
+        deletes: Vec<ServiceKey>,
+    ) {
+        if !revokes.is_empty() {
+            let keys: Vec<ServiceKey> = revokes.keys().copied().collect();
+            let op = self.send(
+                What::Revoke { ifindex, keys },
+                port.device,
+                Op::WriteEntries {
+                    ifindex,
+                    entries: revokes.clone(),
+                },
+            );
+            for (key, entry) in revokes {
+                if let Some(cell) = port.entries.get_mut(&key) {
+                    cell.send(op, Some(entry));
+                }
+            }
+            port.revoked = port.revoked.wrapping_add(1);
+            port.revoking.insert(op);
+        }
+        if deletes.is_empty() {
+            return;
+        }
+        let removed = self.removed(port, &deletes);
+        let op = self.send(
+            What::Delete {
+                ifindex,
+                keys: deletes.clone(),
+                removed,
+            },
+            port.device,
+            Op::DeleteEntries {
+                ifindex,
+                keys: deletes.iter().copied().collect(),
+            },
+        );
+        for key in deletes {
+            if let Some(cell) = port.entries.get_mut(&key) {
+                cell.send(op, None);
+            }
+        }
+    }
+
+    /// Who loses how many entries.
+    fn removed(&self, port: &Port, keys: &[ServiceKey]) -> Vec<Removed> {
+        let mut counts: BTreeMap<SlotId, u32> = BTreeMap::new();
+        for key in keys {
+            let slot = port.entries.get(key).and_then(|cell| {
+                cell.values()
+                    .iter()
+                    .flatten()
+                    .next_back()
+                    .map(|entry| entry.policy)
+            });
+            if let Some(slot) = slot {
+                *counts.entry(slot).or_default() += 1;
+            }
+        }
+        let consumer = port
+            .attachments
+            .first()
+            .and_then(|id| self.objects.attachments.get(id))
+            .map(|state| state.object.name.clone());
+        counts
+            .into_iter()
+            .map(|(slot, keys)| Removed {
+                policy: self
+                    .slots
+                    .get(&slot)
+                    .and_then(|slot| slot.owner)
+                    .and_then(|owner| self.objects.policies.get(&owner))
+                    .map(|state| state.object.name.clone()),
+                consumer: consumer.clone(),
+                keys,
+            })
+            .collect()
+    }
+
+    /// Closes, opens or rewrites the consumer row.
+    fn plan_row(
+        &mut self,
+        ifindex: Ifindex,
+        port: &mut Port,
+        claims: &Claims,
+        plans: &[Plan],
+        target: Option<Token>,
+    ) {
+        if !port.row.idle() {
+            return;
+        }
+        let wanted_sources = self.wanted_sources(port);
+        let has_sources = !wanted_sources.is_empty();
+        let sources_right = port.sources.is(&wanted_sources);
+        let raise = port.revoked != port.covered;
+        let stuck = port.blocked(Goal::Unclaimed)
+            && port
+                .entries
+                .iter()
+                .any(|(key, cell)| !claims.keys.contains_key(key) && cell.may(|entry| is_open(*entry)));
+        let Some(row) = port.row.sure().copied() else {
+            self.close_row(ifindex, port);
+            return;
+        };
+        let Some(row) = row else {
+            // "No row" passes everything: a closed one makes the claims good.
+            if !port.blocked(Goal::RowClosed) {
+                let row = Row {
+                    token: None,
+                    epoch: port.epoch(self.now.boot, true),
+                    has_services: true,
+                    has_sources,
+                };
+                self.write_row(ifindex, port, row, Goal::RowClosed, false);
+            }
+            return;
+        };
+        let closed = row.token.is_none();
+        match target {
+            Some(token) if row.token == Some(token) && !stuck => {
+                port.ready_since = None;
+                let raise = raise && port.revoking.is_empty();
+                let says_sources = has_sources && (sources_right || row.has_sources);
+                let wanted = Row {
+                    token: Some(token),
+                    epoch: if raise {
+                        row.epoch.wrapping_add(1)
+                    } else {
+                        row.epoch
+                    },
+                    has_services: true,
+                    has_sources: says_sources,
+                };
+                if wanted != row && !port.blocked(Goal::RowOpen) {
+                    self.write_row(ifindex, port, wanted, Goal::RowOpen, false);
+                }
+            }
+            Some(token) if closed => {
+                port.ready_since.get_or_insert(self.now.boot);
+                if sources_right
+                    && !stuck
+                    && !port.blocked(Goal::RowOpen)
+                    && self.may_open(port, claims, plans)
+                {
+                    let wanted = Row {
+                        token: Some(token),
+                        epoch: if raise {
+                            row.epoch.wrapping_add(1)
+                        } else {
+                            row.epoch
+                        },
+                        has_services: true,
+                        has_sources,
+                    };
+                    self.write_row(ifindex, port, wanted, Goal::RowOpen, true);
+                    let vetted = port.device.map(|device| (device.mac, token));
+                    for plan in plans.iter().filter(|plan| plan.proven) {
+                        if let Some(intent) = self.intent_mut(plan.policy, plan.attachment) {
+                            intent.vetted = vetted;
+                        }
+                    }
+                }
+            }
+            _ if closed => {
+                port.ready_since = None;
+                port.troubles.remove(&Goal::RowOpen);
+                port.troubles.remove(&Goal::RowClosed);
+            }
+            _ => {
+                port.ready_since = None;
+                self.close_row(ifindex, port);
+            }
+        }
+    }
+
+    /// Whether nothing but what is proven would go live.
+    fn may_open(&self, port: &Port, claims: &Claims, plans: &[Plan]) -> bool {
+        if plans.iter().any(|plan| plan.undecided) || !plans.iter().any(|plan| plan.proven) {
+            return false;
+        }
+        let mut anything = false;
+        for (key, cell) in &port.entries {
+            if !cell.idle() {
+                return false;
+            }
+            if !cell.may(|entry| is_open(*entry)) {
+                continue;
+            }
+            let plan = claims.keys.get(key).map(|index| &plans[*index]);
+            let Some(plan) = plan.filter(|plan| plan.proven || plan.vetted) else {
+                return false;
+            };
+            let Some(Some(entry)) = cell.sure() else {
+                return false;
+            };
+            if Some(entry.policy) != plan.slot {
+                return false;
+            }
+            anything |= plan.proven;
+        }
+        anything
+    }
+
+    /// Asks the kernel about intents that are complete and not proven.
+    fn plan_proofs(&mut self, port: &mut Port, claims: &Claims, plans: &[Plan], target: Option<Token>) {
+        let (Some(token), Some(device)) = (target, port.device) else {
+            return;
+        };
+        let sources = self.wanted_sources(port);
+        let row = port.row.sure().copied().flatten();
+        let quiet = port.has_program() && port.sources.is(&sources) && port.revoked == port.covered;
+        let Some(row) = row.filter(|_| quiet) else {
+            return;
+        };
+        for (index, plan) in plans.iter().enumerate() {
+            if !plan.deliverable || plan.proven {
+                continue;
+            }
+            let claim = &claims.intents[index];
+            let Some(intent) = self.intent(plan.policy, plan.attachment) else {
+                continue;
+            };
+            if matches!(intent.proof, Proof::Asked(..))
+                || intent
+                    .proof_trouble
+                    .as_ref()
+                    .is_some_and(|trouble| trouble.blocked)
+            {
+                continue;
+            }
+            let entries: Option<BTreeMap<ServiceKey, Entry>> = claim
+                .keys
+                .iter()
+                .map(|key| {
+                    let entry = port.entries.get(key)?.sure().copied().flatten()?;
+                    (Some(entry.policy) == plan.slot).then_some((*key, entry))
+                })
+                .collect();
+            let Some((entries, (selected, backends))) =
+                entries.zip(plan.slot.and_then(|slot| self.proof_of_set(slot, device.ifindex)))
+            else {
+                continue;
+            };
+            let proof = IntentProof {
+                device,
+                row,
+                token,
+                sources: sources.clone(),
+                entries,
+                selected,
+                backends,
+            };
+            let (policy, attachment) = (plan.policy, plan.attachment);
+            let op = self.send(
+                What::ProveIntent(policy, attachment),
+                Some(device),
+                Op::ProveIntent(proof),
+            );
+            if let Some(intent) = self.intent_mut(policy, attachment) {
+                intent.proof = Proof::Asked(op, token);
+            }
+        }
+    }
+
+    fn plan_program(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
+        let Some(device) = port.device else {
+            return;
+        };
+        if port.has_program() {
+            port.troubles.remove(&Goal::Attached);
+            return;
+        }
+        if !port.program.idle() || port.blocked(Goal::Attached) {
+            return;
+        }
+        // Only onto an interface whose row is closed and whose entries are what is wanted now.
+        let row_right = if claims.is_empty() {
+            port.bare() || (!self.may_remove() && port.row.idle() && !port.may_be_open())
+        } else {
+            port.row
+                .sure()
+                .copied()
+                .flatten()
+                .is_some_and(|row| row.token.is_none())
+        };
+        let keys_right = port.entries.iter().all(|(key, cell)| {
+            cell.idle() && (claims.keys.contains_key(key) || claims.kept.contains(key) || !self.may_remove())
+        }) && claims
+            .keys
+            .iter()
+            .all(|(key, index)| self.claimed(port, key, &claims.intents[*index]));
+        if row_right && keys_right {
+            let op = self.send(What::Attach(ifindex), Some(device), Op::Attach { device });
+            port.program.send(op, Some(device.mac));
+            port.touched = op;
+        }
+    }
+
+    /// Whether a destination is claimed as far as it can be.
+    fn claimed(&self, port: &Port, key: &ServiceKey, claim: &Claim) -> bool {
+        let Some(state) = self.objects.policies.get(&claim.policy) else {
+            return true;
+        };
+        let written = port
+            .entries
+            .get(key)
+            .and_then(Cell::sure)
+            .copied()
+            .flatten()
+            .is_some_and(|entry| Some(entry.policy) == state.slot);
+        let failed = state
+            .intents
+            .get(&claim.attachment)
+            .is_some_and(|intent| intent.entries_trouble.is_some());
+        written || failed || self.set_trouble(state).is_some()
+    }
+
+    // --- answers -------------------------------------------------------------------------------------------
+
+    /// The entries of an intent were written, or not.
+    pub(crate) fn entries_answered(
+        &mut self,
+        policy: PolicyId,
+        attachment: AttachmentId,
+        fallback: u8,
+        result: OpResult,
+    ) {
+        let port = self
+            .objects
+            .attachments
+            .get(&attachment)
+            .and_then(|state| state.port);
+        let all_exist = port
+            .and_then(|ifindex| self.ports.get(&ifindex))
+            .is_some_and(|port| {
+                port.entries
+                    .values()
+                    .filter(|cell| cell.sure().is_none())
+                    .all(|cell| !cell.may(Option::is_none))
+            });
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        let Some(intent) = state.intents.get_mut(&attachment) else {
+            return;
+        };
+        match result {
+            Ok(_) => {
+                if fallback == 0 && intent.fallback == 0 {
+                    intent.entries_trouble = None;
+                    if state.full.remove(&attachment) {
+                        self.dirty.policies.insert(policy);
+                    }
+                }
+            }
+            Err(error) => {
+                if matches!(error, OpError::Full { .. }) && state.full.insert(attachment) {
+                    self.dirty.policies.insert(policy);
+                }
+                let mut trouble = Trouble::of(&error, FailReason::MapWriteFailed);
+                if !all_exist {
+                    trouble.message =
+                        format!("{error}; the traffic to what could not be claimed takes the default path")
+                            .into();
+                }
+                intent.entries_trouble = Some(trouble);
+                // What may be open is closed if it is sure to exist, else deleted.
+                intent.fallback = if all_exist && fallback == 0 { 1 } else { 2 };
+            }
+        }
+    }
+
+    /// The program gave the verdict that an intent wants, or not.
+    pub(crate) fn proof_answered(
+        &mut self,
+        op: OpId,
+        policy: PolicyId,
+        attachment: AttachmentId,
+        device: Option<Device>,
+        sent: Boot,
+        result: OpResult,
+    ) {
+        self.dirty_attachment(attachment);
+        let ifindex = self
+            .objects
+            .attachments
+            .get(&attachment)
+            .and_then(|state| state.port);
+        let current = ifindex
+            .and_then(|ifindex| self.ports.get(&ifindex))
+            .is_some_and(|port| port.device == device);
+        let took = self.now.boot.since(sent);
+        let Some(intent) = self.intent_mut(policy, attachment) else {
+            return;
+        };
+        let Proof::Asked(asked, token) = intent.proof else {
+            return;
+        };
+        if asked != op {
+            return;
+        }
+        intent.proof = Proof::None;
+        if !current {
+            return;
+        }
+        match result {
+            Ok(_) => {
+                intent.proof = Proof::Good(op, token);
+                intent.proof_trouble = None;
+                self.out.measured.push((Leg::WrittenToProven, took));
+            }
+            Err(OpError::NoDevice) => self.no_device(device),
+            Err(error) => {
+                intent.proof_trouble = Some(Trouble::of(&error, FailReason::ProofFailed));
+                intent.vetted = None;
+                if let (OpError::Detached { .. }, Some(ifindex)) = (&error, ifindex) {
+                    // The program is gone: it is attached anew, under a closed row.
+                    if let Some(port) = self.ports.get_mut(&ifindex)
+                        && port.program.idle()
+                    {
+                        port.program = Cell::Sure(None);
+                    }
+                    self.dirty_interface_of(ifindex);
+                }
+            }
+        }
+    }
+
+    // --- states --------------------------------------------------------------------------------------------
+
+    fn judge_port(&mut self, port: &Port, claims: &Claims) {
+        let link = port
+            .device
+            .and_then(|device| self.interfaces.link(device.ifindex))
+            .cloned();
+        let sources = self.wanted_sources(port);
+        for id in &port.attachments {
+            let Some(attachment) = self.objects.attachments.get(id) else {
+                continue;
+            };
+            let gate = classify(link.as_ref(), &port.known, attachment.object.expected);
+            let lost = attachment.lost().cloned();
+            let token = match &port.known {
+                Known::Row(row) => link
+                    .as_ref()
+                    .and_then(|link| crate::gate::of_device(link, row.as_ref()))
+                    .map(|identity| identity.token),
+                Known::Unread | Known::Unreadable(_) => None,
+            };
+            for policy in attachment.consumes.clone() {
+                let Some(state) = self.objects.policies.get(&policy) else {
+                    continue;
+                };
+                let Some(intent) = state.intents.get(id) else {
+                    continue;
+                };
+                let claim = claims
+                    .intents
+                    .iter()
+                    .find(|claim| claim.policy == policy && claim.attachment == *id);
+                let full = self.full(state);
+                let refused = claim
+                    .and_then(|claim| claim.refused.as_ref())
+                    .map(|(reason, message)| (*reason, message.as_str()))
+                    .or_else(|| state.refusal());
+                let conflict = lost
+                    .as_deref()
+                    .or_else(|| claim.and_then(|claim| claim.conflict.as_deref()));
+                let closed_wrong = port.troubles.get(&Goal::RowClosed);
+                let trouble = closed_wrong
+                    .or(full.as_ref())
+                    .or_else(|| self.set_trouble(state))
+                    .or_else(|| Self::worst_trouble(&port.troubles))
+                    .or(intent.entries_trouble.as_ref())
+                    .or_else(|| {
+                        intent
+                            .proof_trouble
+                            .as_ref()
+                            .filter(|_| gate.token().is_some() && state.ready_for(*id) && !state.waiting)
+                    });
+                let facts = Facts {
+                    refused,
+                    conflict,
+                    passed: self.passed,
+                    trouble,
+                    gate: &gate,
+                    unreadable: state.unreadable.as_deref(),
+                    producers: self.producers_of(state, *id),
+                    done: claim.is_some_and(|claim| self.done(port, state, intent, claim, &sources)),
+                };
+                let judged = judge(intent.state, &facts);
+                self.set_state(policy, *id, judged, token);
+            }
+        }
+    }
+
+    fn producers_of(&self, state: &PolicyState, consumer: AttachmentId) -> Producers {
+        let coming = || state.coming.iter().any(|coming| *coming != consumer);
+        if state.ready_for(consumer) || (!state.waiting && coming()) {
+            Producers::Ready
+        } else if state.waiting {
+            let serving = state
+                .slot
+                .and_then(|slot| self.slots.get(&slot))
+                .is_some_and(|slot| slot.serves());
+            Producers::Awaited { serving }
+        } else {
+            Producers::Missing
+        }
+    }
+
+    /// Everything that the intent needs is in the kernel, answered and proven.
+    fn done(
+        &self,
+        port: &Port,
+        state: &PolicyState,
+        intent: &Intent,
+        claim: &Claim,
+        sources: &BTreeSet<IpAddr>,
+    ) -> bool {
+        let Some(ready) = port
+            .ready
+            .as_ref()
+            .filter(|ready| ready.attachment == claim.attachment)
+        else {
+            return false;
+        };
+        let Some((id, slot)) = state
+            .slot
+            .and_then(|id| self.slots.get(&id).map(|slot| (id, slot)))
+        else {
+            return false;
+        };
+        let row = Row {
+            token: Some(ready.token),
+            has_services: true,
+            has_sources: !sources.is_empty(),
+            epoch: port.row.sure().copied().flatten().map_or(0, |row| row.epoch),
+        };
+        let proven = match intent.proof {
+            Proof::Good(op, token) => {
+                token == ready.token && op > port.touched && op > intent.touched && op > slot.touched
+            }
+            Proof::None | Proof::Asked(..) => false,
+        };
+        proven
+            && state.current
+            && slot.settled()
+            && port.has_program()
+            && port.row.is(&Some(row))
+            && port.sources.is(sources)
+            && port.revoked == port.covered
+            && !claim.keys.is_empty()
+            && claim.keys.iter().all(|key| {
+                port.entries.get(key).is_some_and(|cell| {
+                    cell.is(&Some(Entry {
+                        policy: id,
+                        open: true,
+                    }))
+                })
+            })
+    }
+
+    /// Keeps the indexes of policy slots, and the count of what is on its way out.
+    fn account(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
+        let mut used = BTreeSet::new();
+        let mut removing = BTreeSet::new();
+        for (key, cell) in &port.entries {
+            let owner = claims.keys.get(key).and_then(|index| {
+                let policy = claims.intents[*index].policy;
+                self.objects.policies.get(&policy).and_then(|state| state.slot)
+            });
+            for entry in cell.values().iter().flatten() {
+                used.insert(entry.policy);
+                if owner != Some(entry.policy) && !claims.kept.contains(key) {
+                    removing.insert(entry.policy);
+                }
+            }
+        }
+        if !self.passed {
+            removing.clear();
+        }
+        for slot in port.slots_used.difference(&used) {
+            if let Some(ports) = self.slot_ports.get_mut(slot) {
+                ports.remove(&ifindex);
+                if ports.is_empty() {
+                    self.slot_ports.remove(slot);
+                    self.dirty.slots.insert(*slot);
+                }
+            }
+        }
+        for slot in used.difference(&port.slots_used) {
+            self.slot_ports.entry(*slot).or_default().insert(ifindex);
+        }
+        port.slots_used = used;
+        for (slots, sign) in [(&removing, true), (&port.removing, false)] {
+            for slot in slots {
+                let other = if sign { &port.removing } else { &removing };
+                if other.contains(slot) {
+                    continue;
+                }
+                let count = &mut self.summary.intents.removing;
+                *count = if sign { *count + 1 } else { count.saturating_sub(1) };
+                if let Some(state) = self.slots.get_mut(slot) {
+                    state.removing = if sign {
+                        state.removing + 1
+                    } else {
+                        state.removing.saturating_sub(1)
+                    };
+                    self.dirty.touched.extend(state.owner);
+                }
+            }
+        }
+        port.removing = removing;
+    }
+}

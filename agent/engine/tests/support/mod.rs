@@ -1,0 +1,470 @@
+//! Words that the suites share: objects, devices, identities, and a bench that steps an engine by hand.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "test code that is shared; each suite uses its own part"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use holdfast_engine::Engine;
+use holdfast_engine::model::*;
+use holdfast_engine::view::{IntentView, PolicyView};
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = Boot::SECOND;
+
+/// FNV-1a: stands in for SHA-256.
+fn fnv(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+pub fn name_hash(name: &ObjectName) -> NameHash {
+    NameHash(fnv(&name.to_string()) | 1)
+}
+
+pub fn uid_hash(uid: &Uid) -> UidHash {
+    let hash = fnv(&uid.0);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&hash.to_be_bytes());
+    bytes[8..].copy_from_slice(&hash.rotate_left(17).to_be_bytes());
+    UidHash(bytes)
+}
+
+/// Everything that the data plane will do one day.
+pub const ALL_FEATURES: Features = Features {
+    prefixes: true,
+    translate: true,
+    several_producers: true,
+    neighbour_delivery: true,
+    max_staleness: true,
+};
+
+/// What the first data plane does.
+pub const FIRST_FEATURES: Features = Features {
+    prefixes: false,
+    translate: false,
+    several_producers: false,
+    neighbour_delivery: false,
+    max_staleness: false,
+};
+
+pub fn config(features: Features) -> Config {
+    Config {
+        capacity: Capacity {
+            policies: 64,
+            slots: 65_536,
+            backends: 256,
+        },
+        features,
+        hashes: Hashes {
+            name: name_hash,
+            uid: uid_hash,
+        },
+    }
+}
+
+pub fn named(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "shop".into(),
+        name: name.into(),
+    }
+}
+
+pub fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+pub fn selector(key: &str, value: &str) -> Selector {
+    Selector {
+        match_labels: labels(&[(key, value)]),
+        match_expressions: Vec::new(),
+    }
+}
+
+pub fn incarnation(text: &str) -> Incarnation {
+    let hash = fnv(text);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&hash.to_be_bytes());
+    Incarnation(bytes)
+}
+
+/// `10.96.0.N`, UDP, port 53.
+pub fn service(n: u8) -> Destination {
+    Destination::Service {
+        address: IpAddr::from([10, 96, 0, n]),
+        protocol: Protocol::Udp,
+        port: 53,
+        target_port: None,
+    }
+}
+
+/// Its key.
+pub fn key(n: u8) -> ServiceKey {
+    ServiceKey {
+        address: IpAddr::from([10, 96, 0, n]),
+        protocol: Protocol::Udp,
+        port: 53,
+    }
+}
+
+/// A policy whose consumers carry `app: CONSUMERS` and whose producers carry `app: PRODUCERS`.
+pub fn policy(name: &str, consumers: &str, producers: &str, destinations: &[u8]) -> Policy {
+    Policy {
+        name: named(name),
+        uid: Uid(format!("uid-{name}")),
+        generation: 1,
+        created_ms: 1_000,
+        origin: None,
+        content: Ok(PolicySpec {
+            consumers: selector("app", consumers),
+            producers: selector("app", producers),
+            destinations: destinations.iter().map(|n| service(*n)).collect(),
+            delivery: Delivery::Direct,
+            while_held: WhileHeld::Drop,
+            switchover: Switchover {
+                deadline: 30 * SECOND,
+                on_deadline: OnDeadline::KeepOld,
+                drain: 60 * SECOND,
+            },
+            max_staleness: None,
+        }),
+    }
+}
+
+/// An attachment with label `app: APP`; no identity is expected, no addresses.
+pub fn attachment(name: &str, interface: &str, app: &str) -> Attachment {
+    Attachment {
+        name: named(name),
+        uid: Uid(format!("uid-{name}")),
+        generation: 1,
+        created_ms: 1_000,
+        interface: interface.into(),
+        expected: None,
+        addresses: BTreeSet::new(),
+        labels: labels(&[("app", app)]),
+        covers: Covers {
+            consumer: fnv(&format!("c/{name}/1")),
+            producer: fnv(&format!("p/{name}/1")),
+        },
+    }
+}
+
+pub fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+/// A veth, up, its peer in another namespace; its MAC is made of `n`.
+pub fn veth(ifindex: Ifindex, name: &str, n: u8) -> Link {
+    Link {
+        ifindex,
+        name: name.into(),
+        mac: mac(n),
+        up: true,
+        carrier: true,
+        kind: LinkKind::Veth { peer_elsewhere: true },
+        master: None,
+        mtu: 1500,
+    }
+}
+
+pub fn token(n: u64) -> Token {
+    Token::new(n).unwrap()
+}
+
+/// A row for the device whose MAC is made of `n`.
+pub fn identity(value: u64, n: u8) -> RegistryRead {
+    RegistryRead::Row(Identity {
+        token: token(value),
+        mac: Mac([4, 0, 0, 0, 0, n]),
+        host_mac: mac(n),
+        host_mac_shared: false,
+        incarnation: None,
+    })
+}
+
+/// An operation in one short line, complete but for hashes.
+pub fn brief(op: &Op) -> String {
+    let entries = |entries: &BTreeMap<ServiceKey, Entry>| {
+        entries
+            .iter()
+            .map(|(key, entry)| {
+                let gate = if entry.open { "open" } else { "closed" };
+                format!("{}->{}:{gate}", short(key), entry.policy)
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let backends = |backends: &BTreeMap<BackendId, Option<Backend>>| {
+        backends
+            .iter()
+            .map(|(id, backend)| match backend {
+                None => format!("{id}:free"),
+                Some(backend) => {
+                    let drain = backend
+                        .drain_until
+                        .map_or_else(String::new, |until| format!("~{}", until.0 / SECOND));
+                    format!(
+                        "{id}:{}/{}g{}{drain}",
+                        backend.ifindex,
+                        backend.token.get(),
+                        backend.last_generation
+                    )
+                }
+            })
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let selected =
+        |selected: &Selected| format!("{}+{}g{}", selected.base, selected.length, selected.generation);
+    match op {
+        Op::Attach { device } => format!("attach {}", device.ifindex),
+        Op::Detach { ifindex } => format!("detach {ifindex}"),
+        Op::ClearInterface { ifindex } => format!("clear {ifindex}"),
+        Op::WriteRow { ifindex, row } => {
+            let token = row
+                .token
+                .map_or_else(|| "closed".to_owned(), |token| token.get().to_string());
+            let sources = if row.has_sources { " sources" } else { "" };
+            format!("row {ifindex} {token} epoch {}{sources}", row.epoch)
+        }
+        Op::DeleteRow { ifindex } => format!("delete row {ifindex}"),
+        Op::WriteSources { ifindex, add, delete } => format!("sources {ifindex} +{add:?} -{delete:?}"),
+        Op::WriteEntries {
+            ifindex,
+            entries: all,
+        } => format!("entries {ifindex} {}", entries(all)),
+        Op::DeleteEntries { ifindex, keys } => format!(
+            "delete entries {ifindex} {}",
+            keys.iter().map(short).collect::<Vec<_>>().join(" ")
+        ),
+        Op::WriteBackends { backends: all } => format!("backends {}", backends(all)),
+        Op::WriteSlots { base, slots } if slots.len() > 4 => format!("slots {base} x{}", slots.len()),
+        Op::WriteSlots { base, slots } => format!("slots {base} {slots:?}"),
+        Op::WritePolicy { slot, value: None } => format!("policy {slot} free"),
+        Op::WritePolicy {
+            slot,
+            value: Some(value),
+        } => {
+            let pass = if value.pass_while_held { " pass" } else { "" };
+            let waiting = value.waiting_since.map_or_else(String::new, |since| {
+                format!(" waiting since {}", since.0 / SECOND)
+            });
+            format!(
+                "policy {slot} -> {} serving {}{pass}{waiting}",
+                selected(&value.selected),
+                value.served_generation
+            )
+        }
+        Op::DeleteIdentity { ifindex, token } => format!("delete identity {ifindex} {}", token.get()),
+        Op::ProveSet {
+            policy,
+            device,
+            selected: set,
+            ..
+        } => format!("prove set {policy} {} at {}", selected(set), device.ifindex),
+        Op::ProveIntent(proof) => format!(
+            "prove {} for {} {} by {}",
+            proof.device.ifindex,
+            proof.token.get(),
+            entries(&proof.entries),
+            selected(&proof.selected)
+        ),
+    }
+}
+
+fn short(key: &ServiceKey) -> String {
+    match key.address {
+        IpAddr::V4(address) => address.octets()[3].to_string(),
+        IpAddr::V6(address) => address.to_string(),
+    }
+}
+
+pub fn briefs(ops: &[Op]) -> Vec<String> {
+    ops.iter().map(brief).collect()
+}
+
+/// Steps an engine by hand.
+pub struct Bench {
+    pub engine: Engine,
+    pub now: Now,
+    /// Operations that are out.
+    pub out: BTreeMap<OpId, Op>,
+    /// What the registry says; read when asked.
+    pub registry: BTreeMap<Ifindex, RegistryRead>,
+    /// Other effects, in order.
+    pub effects: Vec<Effect>,
+}
+
+impl Bench {
+    pub fn new(features: Features) -> Self {
+        Self {
+            engine: Engine::new(config(features)),
+            now: Now {
+                boot: Boot(0),
+                wall_ms: 1_700_000_000_000,
+            },
+            out: BTreeMap::new(),
+            registry: BTreeMap::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// A bench whose start barrier has passed over nothing.
+    pub fn started(features: Features) -> Self {
+        let mut bench = Self::new(features);
+        bench.give(Event::Adopted(Box::default()));
+        bench.give(Event::LinkDump(Vec::new()));
+        bench.give(Event::SourceComplete);
+        bench.poll();
+        bench
+    }
+
+    pub fn give(&mut self, event: Event) {
+        self.engine.handle(event, self.now);
+    }
+
+    /// Polls, answers reads of the registry, and gives the operations that were sent, in order.
+    pub fn poll(&mut self) -> Vec<Op> {
+        let mut sent = Vec::new();
+        loop {
+            let mut reads = Vec::new();
+            for effect in self.engine.poll(self.now) {
+                match effect {
+                    Effect::Kernel(id, op) => {
+                        self.out.insert(id, op.clone());
+                        sent.push(op);
+                    }
+                    Effect::ReadRegistry(ifindexes) => {
+                        for ifindex in &ifindexes {
+                            let read = self.registry.get(ifindex).cloned();
+                            reads.push((*ifindex, read.unwrap_or(RegistryRead::Absent)));
+                        }
+                        self.effects.push(Effect::ReadRegistry(ifindexes));
+                    }
+                    other => self.effects.push(other),
+                }
+            }
+            if reads.is_empty() {
+                return sent;
+            }
+            self.give(Event::Registry(reads));
+        }
+    }
+
+    /// Answers everything that is out with yes, then polls.
+    pub fn yes(&mut self) -> Vec<Op> {
+        for (id, _) in std::mem::take(&mut self.out) {
+            self.give(Event::Answer(id, Ok(OpDone { writes: 1 })));
+        }
+        self.poll()
+    }
+
+    /// Answers yes until nothing more comes; all operations in the order in which they were sent.
+    pub fn run(&mut self) -> Vec<Op> {
+        let mut all = self.poll();
+        while !self.out.is_empty() {
+            all.extend(self.yes());
+        }
+        all
+    }
+
+    /// Answers yes until nothing more comes; each round as short lines.
+    pub fn rounds(&mut self) -> Vec<Vec<String>> {
+        let mut rounds = Vec::new();
+        let mut ops = self.poll();
+        while !ops.is_empty() || !self.out.is_empty() {
+            assert!(rounds.len() < 50, "never at rest: {rounds:#?}");
+            rounds.push(briefs(&ops));
+            ops = self.yes();
+        }
+        rounds
+    }
+
+    /// What was logged since the last call.
+    pub fn log(&mut self) -> Vec<LogLine> {
+        std::mem::take(&mut self.effects)
+            .into_iter()
+            .filter_map(|effect| match effect {
+                Effect::Log(line) => Some(line),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Answers the one operation that is like this.
+    pub fn answer(&mut self, like: impl Fn(&Op) -> bool, result: OpResult) {
+        let ids: Vec<OpId> = self
+            .out
+            .iter()
+            .filter(|(_, op)| like(op))
+            .map(|(id, _)| *id)
+            .collect();
+        assert_eq!(ids.len(), 1, "one operation like this among {:#?}", self.out);
+        self.out.remove(&ids[0]);
+        self.give(Event::Answer(ids[0], result));
+    }
+
+    /// Lets time pass, polling at every deadline.
+    pub fn pass(&mut self, nanos: u64) -> Vec<Op> {
+        let end = self.now.boot.plus(nanos);
+        let mut sent = Vec::new();
+        while let Some(due) = self.engine.next_deadline().filter(|due| *due <= end) {
+            self.go_to(due);
+            self.give(Event::Tick);
+            sent.extend(self.poll());
+        }
+        self.go_to(end);
+        sent
+    }
+
+    pub fn go_to(&mut self, moment: Boot) {
+        let step = moment.since(self.now.boot);
+        self.now.boot = self.now.boot.plus(step);
+        self.now.wall_ms += i64::try_from(step / Boot::MILLI).unwrap();
+    }
+
+    pub fn policy(&self, name: &str) -> PolicyView {
+        self.engine.view().policy(&named(name)).unwrap()
+    }
+
+    pub fn intents(&self, policy: &str) -> Vec<IntentView> {
+        self.engine.view().intents_of(&named(policy)).collect()
+    }
+
+    pub fn state(&self, policy: &str, consumer: &str) -> State {
+        self.intents(policy)
+            .into_iter()
+            .find(|intent| intent.consumer == named(consumer))
+            .unwrap()
+            .state
+    }
+
+    /// A policy `dns` of consumer `web` (interface 5) and producer `dns` (interface 6), programmed.
+    pub fn programmed(features: Features) -> Self {
+        let mut bench = Self::started(features);
+        bench.registry.insert(5, identity(105, 5));
+        bench.registry.insert(6, identity(106, 6));
+        bench.give(Event::Link(veth(5, "hfweb", 5)));
+        bench.give(Event::Link(veth(6, "hfdns", 6)));
+        bench.give(Event::Objects(vec![
+            ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+            ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+            ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+        ]));
+        bench.run();
+        assert_eq!(bench.state("dns", "web"), State::Programmed);
+        bench
+    }
+}
