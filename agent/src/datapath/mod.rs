@@ -2,7 +2,11 @@
 
 mod adopt;
 mod attach;
+#[cfg(any(test, feature = "chaos"))]
+pub mod chaos;
 mod convert;
+#[cfg(any(test, feature = "chaos"))]
+pub mod fake;
 mod kernel;
 mod maps;
 pub mod object;
