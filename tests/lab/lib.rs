@@ -5,6 +5,7 @@
 //! with the thread that started them. So whatever ends a test, also SIGKILL, takes everything with it.
 
 pub mod cases;
+pub mod floor;
 pub mod lab;
 pub mod node;
 pub mod objects;

@@ -1,12 +1,18 @@
 //! A node: namespaces of its own, a directory of objects, and the agent that serves it.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use holdfast::datapath::pins::Pins;
+use holdfast::datapath::raw::{self, Kind, Map};
+use holdfast::registry::{Registration, Registry};
+use holdfast_ebpf::abi::{ConsumerRow, pin};
 use rustix::process::Signal;
 
 use crate::objects::{Attachment, NODE, Policy};
@@ -19,8 +25,19 @@ use crate::{Space, sysctl, until};
 /// How long anything that should happen at once may take.
 pub const EVENT_BUDGET: Duration = Duration::from_secs(1);
 
+/// Breaks a rule in every agent that is started here: for seeing a test fail. See `chaos` of the agent's data path.
+pub const BREAK: &str = "HOLDFAST_LAB_BREAK";
+
+/// Where the agent's instructions to fail on purpose are.
+const CHAOS: &str = "chaos";
+
 /// How long the agent may take to start or to end.
 const START_OR_END: Duration = Duration::from_secs(20);
+
+/// Where it pins, under its root.
+const BPFFS: &str = "bpf/holdfast";
+/// Its run directory, under its root.
+const RUN: &str = "holdfast";
 
 /// A node.
 #[derive(Debug)]
@@ -48,6 +65,9 @@ impl Node {
         };
         for directory in ["objects", "staging"] {
             std::fs::create_dir(node.outside(directory)?)?;
+        }
+        if std::env::var_os(BREAK).is_some() {
+            node.chaos("")?;
         }
         Ok(node)
     }
@@ -122,6 +142,9 @@ impl Node {
         ensure!(self.agent.is_none(), "the agent of this node runs already");
         let mut command = self.agent_command()?;
         command.envs(environment.iter().copied());
+        if self.outside(CHAOS)?.exists() {
+            command.env("HOLDFAST_CHAOS", format!("@{ROOT}/{CHAOS}"));
+        }
         self.agent = Some(Running::start(command, &self.log)?);
         Ok(())
     }
@@ -141,13 +164,26 @@ impl Node {
         Ok(command)
     }
 
+    /// Says what the agent shall fail in on purpose from now on: instructions by line. An agent that runs looks there
+    /// only if something was said before it was started.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn chaos(&self, instructions: &str) -> anyhow::Result<()> {
+        let broken = std::env::var(BREAK).unwrap_or_default();
+        let staged = self.outside("staging")?.join(CHAOS);
+        std::fs::write(&staged, format!("{broken}\n{instructions}\n"))?;
+        std::fs::rename(&staged, self.outside(CHAOS)?)?;
+        Ok(())
+    }
+
     fn command(&self, subcommand: &str) -> anyhow::Result<Command> {
         let mut command = Command::new(agent_binary()?);
         command.env_clear().arg(subcommand);
         for (flag, below) in [
-            ("--bpffs-dir", "bpf/holdfast"),
+            ("--bpffs-dir", BPFFS),
             ("--state-dir", "state"),
-            ("--run-dir", "holdfast"),
+            ("--run-dir", RUN),
         ] {
             command.arg(flag).arg(Path::new(ROOT).join(below));
         }
@@ -251,6 +287,23 @@ impl Node {
         self.attachment_command(&["unregister", "--interface", interface], 0)
     }
 
+    /// Registers an identity as a CNI does that knows nothing of the agent: it writes the row and tells nobody.
+    ///
+    /// # Errors
+    /// When the registry is not there or the row cannot be written.
+    pub fn register_silently(&self, interface: &str, identity: &str) -> anyhow::Result<()> {
+        let registration = Registration {
+            interface: interface.to_owned(),
+            identity: Some(identity.to_owned()),
+            ..Registration::default()
+        };
+        let (bpffs, run) = (self.outside(BPFFS)?, self.outside(RUN)?);
+        self.space.inside(|| {
+            Registry::open_or_create(&bpffs, &run)?.register(&registration)?;
+            Ok(())
+        })
+    }
+
     fn attachment_command(&self, arguments: &[&str], code: i32) -> anyhow::Result<()> {
         let output = self.cli("attachment", arguments)?;
         ensure!(
@@ -289,7 +342,7 @@ impl Node {
     /// # Errors
     /// Never for a node.
     pub fn report_path(&self) -> anyhow::Result<PathBuf> {
-        self.outside("holdfast/report.yaml")
+        Ok(self.outside(RUN)?.join("report.yaml"))
     }
 
     /// The report, if there is one.
@@ -322,6 +375,61 @@ impl Node {
         });
         found.with_context(|| format!("{policy} is {last:?}"))
     }
+
+    // --- what the kernel holds --------------------------------------------------------------------------------
+
+    /// Ids of all that is pinned, by path below the bpffs directory: what is there to stay over a restart.
+    ///
+    /// # Errors
+    /// When a pin cannot be opened.
+    pub fn pinned(&self) -> anyhow::Result<BTreeMap<String, u32>> {
+        let root = self.outside(BPFFS)?;
+        let mut ids = BTreeMap::new();
+        let mut directories = vec![root.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(&directory)? {
+                let path = entry?.path();
+                if path.is_dir() {
+                    directories.push(path);
+                    continue;
+                }
+                let name = path.strip_prefix(&root)?.to_string_lossy().into_owned();
+                ids.insert(name, id_of(&path)?);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The consumer rows, for whoever wants to see one change.
+    ///
+    /// # Errors
+    /// When there is no agent yet that has made them.
+    pub fn rows(&self) -> anyhow::Result<Map<u32, ConsumerRow>> {
+        let path = Pins::new(&self.outside(BPFFS)?).map(pin::CONSUMERS);
+        let map = raw::obj_get(&path).with_context(|| path.display().to_string())?;
+        Ok(Map::new(map)?)
+    }
+
+    /// Ids of the programs at the ingress hook of a device, in their order.
+    ///
+    /// # Errors
+    /// When the device is not there.
+    pub fn chain(&mut self, interface: &str) -> anyhow::Result<Vec<u32>> {
+        let ifindex = self.rtnl.ifindex(interface)?;
+        let chain = self.space.inside(|| Ok(raw::chain(ifindex)?))?;
+        Ok(chain.items.iter().map(|item| item.prog_id).collect())
+    }
+}
+
+fn id_of(path: &Path) -> anyhow::Result<u32> {
+    let object = raw::obj_get(path).with_context(|| path.display().to_string())?;
+    let object = object.as_fd();
+    Ok(match raw::kind(object)? {
+        Kind::Map => raw::map_info(object)?.id,
+        Kind::Program => raw::prog_info(object)?.id,
+        Kind::Link => raw::link_info(object)?.id,
+        Kind::Other => bail!("{} is no map, program or link", path.display()),
+    })
 }
 
 /// The agent's executable, beside the test's own.

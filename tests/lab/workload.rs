@@ -144,14 +144,28 @@ impl Workload {
         for &address in &self.served {
             rtnl.address("lo", address, if address.is_ipv4() { 32 } else { 128 })?;
         }
-        for (via, any) in [
-            (GATEWAY_V4, Ipv4Addr::UNSPECIFIED.into()),
-            (GATEWAY_V6, Ipv6Addr::UNSPECIFIED.into()),
-        ] {
-            rtnl.neighbour(via, gateway, INSIDE)?;
-            rtnl.route(any, 0, Some(via), INSIDE)?;
-        }
-        Ok(())
+        route_to_node(&mut rtnl, gateway)
+    }
+
+    /// Takes the workload's own side down: the host side loses its carrier.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn carrier_off(&self) -> anyhow::Result<()> {
+        Rtnl::open(self.space()?)?.down(INSIDE)
+    }
+
+    /// Sets the workload's own side up again, with what a device that goes down loses.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn carrier_on(&self, node: &mut Node) -> anyhow::Result<()> {
+        let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
+        let mut rtnl = Rtnl::open(self.space()?)?;
+        rtnl.up(INSIDE)?;
+        // IPv6 addresses go with the device, IPv4 addresses stay.
+        rtnl.address(INSIDE, self.addresses[1], 128)?;
+        route_to_node(&mut rtnl, host.mac)
     }
 
     /// Deletes the interface, and with it the present incarnation.
@@ -171,4 +185,16 @@ impl Workload {
     pub fn register(&self, node: &Node) -> anyhow::Result<()> {
         node.register(&self.interface, &self.identity())
     }
+}
+
+/// Everything goes to the node, which the gateway's address stands for.
+fn route_to_node(rtnl: &mut Rtnl, gateway: Mac) -> anyhow::Result<()> {
+    for (via, any) in [
+        (GATEWAY_V4, Ipv4Addr::UNSPECIFIED.into()),
+        (GATEWAY_V6, Ipv6Addr::UNSPECIFIED.into()),
+    ] {
+        rtnl.neighbour(via, gateway, INSIDE)?;
+        rtnl.route(any, 0, Some(via), INSIDE)?;
+    }
+    Ok(())
 }
