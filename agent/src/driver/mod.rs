@@ -246,11 +246,13 @@ impl Driver {
                 self.engine.handle(event, now);
             }
             Input::Source(news) => {
-                self.source_activity = Some(now);
+                if !matches!(news, SourceNews::Failing(_)) {
+                    self.source_activity = Some(now);
+                }
                 match news {
                     SourceNews::Changes(changes) => self.engine.handle(Event::Objects(changes), now),
                     SourceNews::Complete => self.engine.handle(Event::SourceComplete, now),
-                    SourceNews::Status(status) => self.source = status,
+                    SourceNews::Status(status) | SourceNews::Failing(status) => self.source = status,
                 }
             }
             Input::Wake(ifindex) => self.engine.handle(Event::Poke(ifindex), now),

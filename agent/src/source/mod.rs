@@ -1,6 +1,9 @@
 //! Where desired objects come from.
 
+pub mod dir;
 pub mod document;
+
+use std::fmt;
 
 use holdfast_engine::model::ObjectChange;
 use serde::{Deserialize, Serialize};
@@ -14,6 +17,8 @@ pub enum SourceNews {
     Complete,
     /// Proof of life, and what is wrong with objects that could not be used at all. Replaces the earlier one.
     Status(SourceStatus),
+    /// The source itself cannot be read: what it said stays, and this is no proof of life.
+    Failing(SourceStatus),
 }
 
 /// How a source is doing.
@@ -38,4 +43,17 @@ pub struct SourceProblem {
     pub reason: String,
     /// The lines around it.
     pub excerpt: Option<String>,
+}
+
+impl fmt::Display for SourceProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+            if let Some(column) = self.column {
+                write!(f, ":{column}")?;
+            }
+        }
+        write!(f, ": {}", self.reason)
+    }
 }
