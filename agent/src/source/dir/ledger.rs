@@ -110,7 +110,7 @@ enum Line {
         key: Key,
         slot: Slot,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        good: Option<Good>,
+        good: Option<Box<Good>>,
     },
     /// An object is gone.
     Gone { key: Key },
@@ -398,7 +398,7 @@ impl Ledger {
         let line = encode(&Line::Put {
             key: key.clone(),
             slot: slot.clone(),
-            good,
+            good: good.map(Box::new),
         });
         self.unsaved.insert(key.clone(), line);
     }
@@ -484,7 +484,7 @@ impl Ledger {
             None => self.read(self.objects.get(key)?.saved.as_ref()?.span).ok()?,
         };
         match serde_json::from_slice(check(raw.strip_suffix(b"\n")?)?).ok()? {
-            Line::Put { good, .. } => good,
+            Line::Put { good, .. } => good.map(|good| *good),
             Line::Gone { .. } | Line::Retired { .. } => None,
         }
     }

@@ -20,7 +20,7 @@ pub(super) enum Document {
     /// An attachment of another node.
     Elsewhere(Key, Place),
     /// An object that matters here.
-    Object(Object),
+    Object(Box<Object>),
 }
 
 /// Something that is wrong, and where.
@@ -77,7 +77,7 @@ pub(super) fn read(document: &Node, node: &str) -> Document {
     if key.kind == Kind::Attachment && spec_node.is_some_and(|named| named != node) {
         return Document::Elsewhere(key, document.place);
     }
-    Document::Object(judge(document, key))
+    Document::Object(Box::new(judge(document, key)))
 }
 
 /// Kind, namespace and name: without them nobody knows whose last good version stays in force.

@@ -90,7 +90,7 @@ enum Verdict {
     /// What was in force stays.
     Keep,
     /// It is good.
-    Good(Claim, Good),
+    Good(Claim, Box<Good>),
     /// It is a policy that is refused.
     Refused(Claim, holdfast_engine::model::Refusal),
 }
@@ -263,7 +263,7 @@ impl Scanner {
             };
             state.objects.insert(key.clone(), said);
             if let Some(object) = object {
-                objects.insert(key, object);
+                objects.insert(key, *object);
             }
         }
         let before = self.objects_of(name);
@@ -404,7 +404,7 @@ impl Scanner {
         });
         self.ledger.note(key, &claim, &version, file, good.clone());
         match (good, refusal) {
-            (Some(good), _) => Verdict::Good(claim, good),
+            (Some(good), _) => Verdict::Good(claim, Box::new(good)),
             (None, Some(refusal)) => Verdict::Refused(claim, refusal),
             (None, None) => Verdict::Keep,
         }
