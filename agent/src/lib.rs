@@ -3,11 +3,13 @@
 //! See ARCHITECTURE.md for the way of one event from netlink to map to acknowledgment.
 
 pub mod api;
+pub mod app;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod datapath;
 pub mod driver;
+pub mod fault;
 pub mod files;
 pub mod netlink;
 pub mod preflight;

@@ -3,13 +3,13 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use holdfast_engine::model::Ifindex;
 use tokio::sync::mpsc;
 
 pub use super::maps::{Logs, Wakes};
 use super::raw;
+use crate::fault;
 
 impl Wakes {
     /// Sends every ifindex on; ends when nobody listens any more. Safe to cancel, at the cost of one ifindex.
@@ -41,7 +41,7 @@ impl Logs {
             let mut ready = ring.readable().await?;
             // aya-log unwraps what it reads. A program of another build may have left a record that it does not
             // understand, and debug lines must never end the agent. The record is consumed while the stack unwinds.
-            while catch_unwind(AssertUnwindSafe(|| self.flush())).is_err() {
+            while fault::tolerate(|| self.flush()).is_err() {
                 tracing::debug!("a debug line of the program could not be read");
             }
             ready.clear_ready();

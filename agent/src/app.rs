@@ -1,0 +1,328 @@
+//! The composition root: the only place that knows everybody.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use holdfast_engine::Engine;
+use holdfast_engine::model::{Config, Event, Remembered};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::api::hash;
+use crate::clock::{Clock, System};
+use crate::datapath::{self, AgentLock, Datapath, DatapathError, Kernel, Opened, PinError, Sizes};
+use crate::driver::lanes::Lanes;
+use crate::driver::{self, Driver, Handle, Identification, Inputs, MetricsSnapshot, Outputs, Snapshot};
+use crate::netlink::{self, Counters, Monitor, NetlinkError};
+use crate::preflight;
+use crate::report::file::WriteCounts;
+use crate::report::{self, memory};
+use crate::serve::http::{self, ListenError};
+use crate::serve::socket::{self, SocketError};
+use crate::serve::{self};
+use crate::source::SourceNews;
+use crate::source::dir;
+
+/// What an agent is run with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the node.
+    pub node: String,
+    /// Directory of objects.
+    pub objects: PathBuf,
+    /// Where pins go.
+    pub bpffs_dir: PathBuf,
+    /// What survives a reboot.
+    pub state_dir: PathBuf,
+    /// Sockets, locks, the report.
+    pub run_dir: PathBuf,
+    /// `/metrics`, `/livez`, `/readyz`.
+    pub listen: SocketAddr,
+    /// A second address for `/metrics` alone.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Sizes of the maps that are made.
+    pub sizes: Sizes,
+    /// A foreign program before ours in a chain does not fail a proof.
+    pub allow_foreign_before: bool,
+    /// Per-policy series for every policy, not only for those in trouble.
+    pub all_policies: bool,
+    /// Debug level of the BPF program; 0 = no lines.
+    pub debug: u64,
+}
+
+/// Why an agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The machine lacks something.
+    #[error(transparent)]
+    Preflight(#[from] preflight::Missing),
+    /// The bpffs directory, or another agent has it.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// The kernel side.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    /// The links.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// An address to listen on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The local socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The source of objects.
+    #[error(transparent)]
+    Source(#[from] dir::StartError),
+    /// A directory of ours.
+    #[error("cannot make {}: {source}", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread.
+    #[error("cannot start a worker thread: {0}")]
+    Thread(#[source] io::Error),
+    /// The id of this boot.
+    #[error(transparent)]
+    Boot(#[from] crate::files::FileError),
+}
+
+/// An agent that runs. Its addresses are what was really bound.
+pub struct Running {
+    /// Health and metrics.
+    pub address: SocketAddr,
+    /// Metrics besides.
+    pub metrics_address: Option<SocketAddr>,
+    /// Asks the engine's task.
+    pub handle: Handle,
+    stop: oneshot::Sender<()>,
+    driver: JoinHandle<()>,
+    writers: Vec<JoinHandle<()>>,
+    _http: http::Servers,
+    _socket: socket::Socket,
+    _source: dir::Watching,
+}
+
+impl Running {
+    /// Ends it: detaches nothing, closes nothing, writes report and memory a last time.
+    pub async fn stop(self) {
+        // A driver that has ended by itself is as good as stopped.
+        let _ = self.stop.send(());
+        let _ = self.driver.await;
+        for writer in self.writers {
+            let _ = writer.await;
+        }
+    }
+}
+
+/// Starts an agent. Nothing that serves is touched before all that can fail has succeeded.
+///
+/// # Errors
+/// [`StartError`]: each says what to do.
+pub async fn start(settings: Settings) -> Result<Running, StartError> {
+    for (path, mode) in [(&settings.run_dir, 0o755), (&settings.state_dir, 0o700)] {
+        make_directory(path, mode)?;
+    }
+    preflight::require(&preflight::Wants {
+        bpffs_dir: settings.bpffs_dir.clone(),
+        run_dir: settings.run_dir.clone(),
+        state_dir: settings.state_dir.clone(),
+    })?;
+    let lock = AgentLock::take(&settings.bpffs_dir)?;
+    let clock: Arc<dyn Clock> = Arc::new(System);
+    let boot_id = memory::boot_id()?;
+    let remembered = memory::load(&settings.state_dir, &boot_id).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the times of intents begin anew");
+        memory::Memory::default()
+    });
+    let stamps = remembered.stamps;
+    stamps.observe(clock.now());
+
+    let Opened { kernel, wakes, logs, epoch, capacity } = Kernel::open(
+        &datapath::Options {
+            bpffs_dir: settings.bpffs_dir.clone(),
+            run_dir: settings.run_dir.clone(),
+            sizes: settings.sizes.clone(),
+            allow_foreign_before: settings.allow_foreign_before,
+        },
+        lock,
+    )?;
+    kernel.set_debug(settings.debug)?;
+    let adoption = kernel.adopt()?;
+    let datapath = decorate(kernel);
+    let engine =
+        Engine::new(Config { capacity, features: Kernel::FEATURES, hashes: hash::hashes() });
+
+    // Links are subscribed to before the source is read: what an object names is then already watched.
+    let monitor = Monitor::start(netlink::Options::default())?;
+    let (wake_sender, wake_receiver) = mpsc::channel(QUEUE);
+    let loops = LoopErrors::default();
+    loops.watch("wakes", wakes.run(wake_sender));
+    if let Some(logs) = logs {
+        loops.watch("logs", logs.run());
+    }
+
+    let (source_sender, source_receiver) = mpsc::channel::<SourceNews>(QUEUE);
+    let source = dir::spawn(
+        dir::Config {
+            directory: settings.objects.clone(),
+            state_dir: settings.state_dir.clone(),
+            node: settings.node.clone(),
+        },
+        source_sender,
+    )?;
+
+    let (command_sender, command_receiver) = mpsc::channel(QUEUE);
+    let (answer_sender, answer_receiver) = mpsc::channel(QUEUE);
+    let lanes = Lanes::start(&datapath, &clock, &answer_sender).map_err(StartError::Thread)?;
+    drop(answer_sender);
+    let health = lanes.health();
+    let handle = Handle::new(command_sender);
+    let (report_sender, report_receiver) = watch::channel(Arc::new(Snapshot::default()));
+    let (memory_sender, memory_receiver) = watch::channel(Arc::new(Vec::<Remembered>::new()));
+
+    let report_counts = WriteCounts::default();
+    let memory_errors = Arc::new(AtomicU64::new(0));
+    let writers = vec![
+        report::file::spawn(
+            &settings.run_dir,
+            report_receiver.clone(),
+            stamps.clone(),
+            report_counts.clone(),
+        ),
+        memory::spawn(
+            &settings.state_dir,
+            boot_id,
+            memory_receiver,
+            stamps.clone(),
+            Arc::clone(&memory_errors),
+        ),
+    ];
+
+    let sources = serve::Sources {
+        driver: handle.clone(),
+        lanes: health,
+        stats: {
+            let datapath = Arc::clone(&datapath);
+            Arc::new(move || datapath.stats())
+        },
+        reports: report_receiver,
+        clock: Arc::clone(&clock),
+        stamps,
+        started: clock.now(),
+        source: "dir",
+        all_policies: settings.all_policies,
+    };
+    let servers = http::serve(sources.clone(), settings.listen, settings.metrics_listen).await?;
+    let socket = socket::serve(sources, &settings.run_dir)?;
+
+    let asker = monitor.asker;
+    let driver = Driver::new(
+        engine,
+        vec![
+            Event::Adopted(Box::new(adoption)),
+            Event::Remembered(remembered.intents),
+        ],
+        clock,
+        Identification { node: settings.node.clone(), epoch },
+        Inputs {
+            commands: command_receiver,
+            answers: answer_receiver,
+            links: monitor.news,
+            source: source_receiver,
+            wakes: wake_receiver,
+        },
+        Outputs {
+            lanes,
+            ask_link: Box::new(move |ifindex| asker.ask(ifindex)),
+            report: report_sender,
+            remembered: memory_sender,
+        },
+        Box::new(Telltales { links: monitor.counters, reports: report_counts, memory: memory_errors, loops }),
+    );
+    let (stop, stopped) = oneshot::channel::<()>();
+    let driver = tokio::spawn(driver.run(async {
+        // A dropped sender is a stop too.
+        let _ = stopped.await;
+    }));
+    tracing::info!(node = settings.node, address = %servers.address, "the agent runs");
+    Ok(Running {
+        address: servers.address,
+        metrics_address: servers.metrics_address,
+        handle,
+        stop,
+        driver,
+        writers,
+        _http: servers,
+        _socket: socket,
+        _source: source,
+    })
+}
+
+/// Length of each queue to the driver. Who finds it full waits; nothing is dropped.
+const QUEUE: usize = 1024;
+
+/// The real data path; with the feature `chaos`, inside the decorator that fails on purpose.
+fn decorate(kernel: Kernel) -> Arc<dyn Datapath> {
+    #[cfg(feature = "chaos")]
+    if let Some(chaos) = datapath::chaos::Chaos::from_env() {
+        return Arc::new(chaos.around(kernel));
+    }
+    Arc::new(kernel)
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(|source| StartError::Directory { path: path.to_owned(), source })
+}
+
+/// Errors of tasks that run beside the driver, by name.
+#[derive(Clone, Debug, Default)]
+struct LoopErrors {
+    wakes: Arc<AtomicU64>,
+    logs: Arc<AtomicU64>,
+}
+
+impl LoopErrors {
+    /// Runs a loop; its end is an error that is counted and said. Nothing depends on it but promptness.
+    fn watch(&self, name: &'static str, run: impl Future<Output = io::Result<()>> + Send + 'static) {
+        let counter = Arc::clone(if name == "wakes" { &self.wakes } else { &self.logs });
+        tokio::spawn(async move {
+            if let Err(error) = run.await {
+                counter.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(r#loop = name, %error, "a loop has ended");
+            }
+        });
+    }
+}
+
+/// What the driver does not count itself.
+struct Telltales {
+    links: Arc<Counters>,
+    reports: WriteCounts,
+    memory: Arc<AtomicU64>,
+    loops: LoopErrors,
+}
+
+impl driver::Telltales for Telltales {
+    fn fill(&self, metrics: &mut MetricsSnapshot) {
+        metrics.netlink_overruns = self.links.overruns();
+        metrics.netlink_resyncs = self.links.resyncs();
+        metrics.report_writes = self.reports.by_result();
+        metrics.loop_errors.insert("netlink", self.links.bursts());
+        metrics.loop_errors.insert("memory", self.memory.load(Ordering::Relaxed));
+        metrics.loop_errors.insert("wakes", self.loops.wakes.load(Ordering::Relaxed));
+        metrics.loop_errors.insert("logs", self.loops.logs.load(Ordering::Relaxed));
+    }
+}
