@@ -10,6 +10,7 @@
 mod args;
 mod bpf;
 mod cache;
+mod demo;
 mod elf;
 mod setup;
 mod test;
@@ -32,7 +33,7 @@ struct Command {
 }
 
 /// All commands, in the order in which one meets them.
-const COMMANDS: &[Command] = &[setup::COMMAND, bpf::COMMAND, test::COMMAND, test::LINT];
+const COMMANDS: &[Command] = &[setup::COMMAND, bpf::COMMAND, demo::COMMAND, test::COMMAND, test::LINT];
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
