@@ -12,7 +12,7 @@ use holdfast_tests::lab::{PATIENCE, Service};
 use holdfast_tests::node::EVENT_BUDGET;
 use holdfast_tests::objects::Policy;
 use holdfast_tests::traffic::{Flow, Producer, ask, ask_tcp};
-use holdfast_tests::{Node, Workload, until};
+use holdfast_tests::{Node, Workload, floor, until};
 use rustix::process::Signal;
 
 /// The policy of the story.
@@ -50,8 +50,7 @@ impl Story {
     fn begin() -> anyhow::Result<Self> {
         let service = Service::new(10, 53);
         let consumer = |name, number| Workload::new(name, number, &[("role", "asks")], &[]);
-        let producer =
-            |name, number, app| Workload::new(name, number, &[("app", app)], &service.addresses);
+        let producer = |name, number, app| Workload::new(name, number, &[("app", app)], &service.addresses);
         Ok(Self {
             node: Node::new().context("cannot make a network namespace to play in: are you root?")?,
             service,
@@ -86,7 +85,9 @@ NET_ADMIN and PERFMON. Two consumers, `web` and `shop`, want to ask the name ser
     }
 
     fn neighbours_are_served(&mut self) -> anyhow::Result<()> {
-        self.title("The node starts. `shop` and both producers are there; `web` is not, but its objects are.");
+        self.title(
+            "The node starts. `shop` and both producers are there; `web` is not, but its objects are.",
+        );
         for workload in [&self.web, &self.shop, &self.dns, &self.dns_next] {
             self.node.put_attachment(&workload.attachment())?;
         }
@@ -150,7 +151,9 @@ the right verdict. The first question after the command returned was answered by
         pause(AWAY);
         self.web.create(&mut self.node)?;
         self.wait_for("Held(IdentityMissing)")?;
-        println!("  recreated:  Held(IdentityMissing): same name, but nobody vouches for the new incarnation");
+        println!(
+            "  recreated:  Held(IdentityMissing): same name, but nobody vouches for the new incarnation"
+        );
         self.web.register(&self.node)?;
         let answered = self.ask_once(&self.web)?;
         self.wait_for("Programmed")?;
@@ -178,7 +181,10 @@ the right verdict. The first question after the command returned was answered by
                 .map(drop))
         })?;
         let answered = self.ask_once(&self.web)?;
-        ensure!(answered == new.id(), "producer {answered} answers, not the new one");
+        ensure!(
+            answered == new.id(),
+            "producer {answered} answers, not the new one"
+        );
         self.say(&format!(
             "\
 The new set was written beside the old one, proven, and switched by one write. A question that is asked once the report says
@@ -197,7 +203,10 @@ generation {} is answered by producer {answered}. (Established conversations may
         let killed = Instant::now();
         self.node.end_agent(Signal::KILL)?;
         flow.flows(RATE, 4 * EVENT_BUDGET)?;
-        println!("  dead for {:.1} s: traffic goes on, the programs are pinned in the kernel", killed.elapsed().as_secs_f64());
+        println!(
+            "  dead for {:.1} s: traffic goes on, the programs are pinned in the kernel",
+            killed.elapsed().as_secs_f64()
+        );
         self.node.start_agent()?;
         self.wait_for("Programmed")?;
         flow.flows(RATE, 4 * EVENT_BUDGET)?;
@@ -212,7 +221,12 @@ generation {} is answered by producer {answered}. (Established conversations may
         let report = std::fs::read_to_string(self.node.report_path()?).context("report.yaml")?;
         println!("{}", indent(&report));
         let scrape = self.node.get("/metrics")?.body;
-        let shown = ["holdfast_intents{", "holdfast_held_intents{", "holdfast_holds_total{", "holdfast_packets_total{"];
+        let shown = [
+            "holdfast_intents{",
+            "holdfast_held_intents{",
+            "holdfast_holds_total{",
+            "holdfast_packets_total{",
+        ];
         for line in scrape.lines() {
             let worth = shown.iter().any(|name| line.starts_with(name)) && !line.ends_with(" 0");
             if worth {
@@ -240,7 +254,10 @@ generation {} is answered by producer {answered}. (Established conversations may
         if !output.status.success() {
             bail!("holdfast status: {}", String::from_utf8_lossy(&output.stderr));
         }
-        println!("\n  $ holdfast status\n{}", indent(&String::from_utf8_lossy(&output.stdout)));
+        println!(
+            "\n  $ holdfast status\n{}",
+            indent(&String::from_utf8_lossy(&output.stdout))
+        );
         Ok(())
     }
 
@@ -251,7 +268,12 @@ generation {} is answered by producer {answered}. (Established conversations may
             name: POLICY.to_owned(),
             consumers: ("role".to_owned(), "asks".to_owned()),
             producers: ("app".to_owned(), app.to_owned()),
-            services: self.service.addresses.iter().map(|&address: &IpAddr| (address, self.service.port)).collect(),
+            services: self
+                .service
+                .addresses
+                .iter()
+                .map(|&address: &IpAddr| (address, self.service.port))
+                .collect(),
             pass_while_held: false,
         }
     }
@@ -309,5 +331,10 @@ fn pause(length: Duration) {
 }
 
 fn indent(text: &str) -> String {
-    text.trim_end().lines().map(|line| format!("  {line}\n")).collect::<String>().trim_end().to_owned()
+    text.trim_end()
+        .lines()
+        .map(|line| format!("  {line}\n"))
+        .collect::<String>()
+        .trim_end()
+        .to_owned()
 }

@@ -76,9 +76,10 @@ pub enum StartError {
     /// The local socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The source of objects.
+    /// The instructions in `HOLDFAST_CHAOS`, which only a build for tests reads.
+    #[cfg(feature = "chaos")]
     #[error(transparent)]
-    Source(#[from] dir::StartError),
+    Chaos(#[from] datapath::chaos::BadInstruction),
     /// A directory of ours.
     #[error("cannot make {}: {source}", path.display())]
     Directory {
@@ -108,15 +109,22 @@ pub struct Running {
     writers: Vec<JoinHandle<()>>,
     _http: http::Servers,
     _socket: socket::Socket,
-    _source: dir::Watching,
 }
 
 impl Running {
+    /// Returns when the engine's task has ended by itself, which only a fault of ours makes it do.
+    pub async fn ended(&mut self) {
+        // A panic ends the process already (see `fault`); a cancelled task counts as ended.
+        let _ = (&mut self.driver).await;
+    }
+
     /// Ends it: detaches nothing, closes nothing, writes report and memory a last time.
     pub async fn stop(self) {
         // A driver that has ended by itself is as good as stopped.
         let _ = self.stop.send(());
-        let _ = self.driver.await;
+        if !self.driver.is_finished() {
+            let _ = self.driver.await;
+        }
         for writer in self.writers {
             let _ = writer.await;
         }
@@ -146,20 +154,29 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let stamps = remembered.stamps;
     stamps.observe(clock.now());
 
-    let Opened { kernel, wakes, logs, epoch, capacity } = Kernel::open(
+    let Opened {
+        kernel,
+        wakes,
+        logs,
+        epoch,
+        capacity,
+    } = Kernel::open(
         &datapath::Options {
             bpffs_dir: settings.bpffs_dir.clone(),
             run_dir: settings.run_dir.clone(),
-            sizes: settings.sizes.clone(),
+            sizes: settings.sizes,
             allow_foreign_before: settings.allow_foreign_before,
         },
         lock,
     )?;
     kernel.set_debug(settings.debug)?;
     let adoption = kernel.adopt()?;
-    let datapath = decorate(kernel);
-    let engine =
-        Engine::new(Config { capacity, features: Kernel::FEATURES, hashes: hash::hashes() });
+    let datapath = decorate(kernel)?;
+    let engine = Engine::new(Config {
+        capacity,
+        features: Kernel::FEATURES,
+        hashes: hash::hashes(),
+    });
 
     // Links are subscribed to before the source is read: what an object names is then already watched.
     let monitor = Monitor::start(netlink::Options::default())?;
@@ -171,14 +188,17 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     }
 
     let (source_sender, source_receiver) = mpsc::channel::<SourceNews>(QUEUE);
-    let source = dir::spawn(
+    // It ends by itself when the driver, which holds the other end, has ended.
+    let _source = dir::spawn(
         dir::Config {
             directory: settings.objects.clone(),
             state_dir: settings.state_dir.clone(),
             node: settings.node.clone(),
         },
         source_sender,
-    )?;
+        Arc::clone(&clock),
+        Arc::clone(&loops.source),
+    );
 
     let (command_sender, command_receiver) = mpsc::channel(QUEUE);
     let (answer_sender, answer_receiver) = mpsc::channel(QUEUE);
@@ -232,7 +252,10 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             Event::Remembered(remembered.intents),
         ],
         clock,
-        Identification { node: settings.node.clone(), epoch },
+        Identification {
+            node: settings.node.clone(),
+            epoch,
+        },
         Inputs {
             commands: command_receiver,
             answers: answer_receiver,
@@ -246,7 +269,12 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             report: report_sender,
             remembered: memory_sender,
         },
-        Box::new(Telltales { links: monitor.counters, reports: report_counts, memory: memory_errors, loops }),
+        Box::new(Telltales {
+            links: monitor.counters,
+            reports: report_counts,
+            memory: memory_errors,
+            loops,
+        }),
     );
     let (stop, stopped) = oneshot::channel::<()>();
     let driver = tokio::spawn(driver.run(async {
@@ -263,20 +291,26 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         writers,
         _http: servers,
         _socket: socket,
-        _source: source,
     })
 }
 
 /// Length of each queue to the driver. Who finds it full waits; nothing is dropped.
 const QUEUE: usize = 1024;
 
-/// The real data path; with the feature `chaos`, inside the decorator that fails on purpose.
-fn decorate(kernel: Kernel) -> Arc<dyn Datapath> {
-    #[cfg(feature = "chaos")]
-    if let Some(chaos) = datapath::chaos::Chaos::from_env() {
-        return Arc::new(chaos.around(kernel));
-    }
-    Arc::new(kernel)
+/// The real data path; in a build for tests, inside the decorator that fails on purpose.
+#[cfg(feature = "chaos")]
+fn decorate(kernel: Kernel) -> Result<Arc<dyn Datapath>, StartError> {
+    Ok(datapath::chaos::Chaos::from_environment(Arc::new(kernel))?)
+}
+
+/// The real data path.
+#[cfg(not(feature = "chaos"))]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the build for tests reads instructions here, which can be wrong"
+)]
+fn decorate(kernel: Kernel) -> Result<Arc<dyn Datapath>, StartError> {
+    Ok(Arc::new(kernel))
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
@@ -284,12 +318,16 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
         .recursive(true)
         .mode(mode)
         .create(path)
-        .map_err(|source| StartError::Directory { path: path.to_owned(), source })
+        .map_err(|source| StartError::Directory {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 /// Errors of tasks that run beside the driver, by name.
 #[derive(Clone, Debug, Default)]
 struct LoopErrors {
+    source: Arc<AtomicU64>,
     wakes: Arc<AtomicU64>,
     logs: Arc<AtomicU64>,
 }
@@ -320,9 +358,18 @@ impl driver::Telltales for Telltales {
         metrics.netlink_overruns = self.links.overruns();
         metrics.netlink_resyncs = self.links.resyncs();
         metrics.report_writes = self.reports.by_result();
+        metrics
+            .loop_errors
+            .insert("source", self.loops.source.load(Ordering::Relaxed));
         metrics.loop_errors.insert("netlink", self.links.bursts());
-        metrics.loop_errors.insert("memory", self.memory.load(Ordering::Relaxed));
-        metrics.loop_errors.insert("wakes", self.loops.wakes.load(Ordering::Relaxed));
-        metrics.loop_errors.insert("logs", self.loops.logs.load(Ordering::Relaxed));
+        metrics
+            .loop_errors
+            .insert("memory", self.memory.load(Ordering::Relaxed));
+        metrics
+            .loop_errors
+            .insert("wakes", self.loops.wakes.load(Ordering::Relaxed));
+        metrics
+            .loop_errors
+            .insert("logs", self.loops.logs.load(Ordering::Relaxed));
     }
 }

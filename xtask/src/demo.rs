@@ -36,9 +36,15 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     println!("building the agent (a few minutes the first time)");
     tools::run(build.cargo()?.args(["build", "--workspace", "--bins"]))?;
     let demo = build.path().join("debug").join("demo");
-    let status = tools::clean(&demo).status().with_context(|| format!("cannot run {}", demo.display()))?;
+    let status = tools::clean(&demo)
+        .status()
+        .with_context(|| format!("cannot run {}", demo.display()))?;
     if status.code().is_none() {
         bail!("the demo was ended by a signal");
     }
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

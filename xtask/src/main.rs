@@ -33,7 +33,13 @@ struct Command {
 }
 
 /// All commands, in the order in which one meets them.
-const COMMANDS: &[Command] = &[setup::COMMAND, bpf::COMMAND, demo::COMMAND, test::COMMAND, test::LINT];
+const COMMANDS: &[Command] = &[
+    setup::COMMAND,
+    bpf::COMMAND,
+    demo::COMMAND,
+    test::COMMAND,
+    test::LINT,
+];
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
