@@ -27,10 +27,14 @@ suite! {
 const X: End<'_> = End {
     name: "hfx",
     mac: Some([2, 0, 0, 0, 0, 1]),
+    ifindex: 0,
+    group: 0,
 };
 const PEER: End<'_> = End {
     name: "eth0",
     mac: None,
+    ifindex: 0,
+    group: 0,
 };
 
 /// A monitor on this thread, which only runs while it is waited for: a reader that pauses.
@@ -235,7 +239,7 @@ fn a_recreated_device_is_another_one() -> anyhow::Result<()> {
         let before = watch.links[&ifindex].clone();
         watch.news.clear();
         rtnl.delete("hfx")?;
-        rtnl.veth_with_ifindex(X, ifindex)?;
+        rtnl.veth(End { ifindex, ..X }, PEER, Some(elsewhere.net()))?;
         watch.until(
             "there again",
             |watch| matches!(watch.news.last(), Some(LinkNews::Present(link)) if link.ifindex == ifindex),
@@ -294,6 +298,17 @@ fn a_single_device_is_asked_for_without_a_dump() -> anyhow::Result<()> {
 const STORM: usize = 5_000;
 const GROUP: u32 = 4711;
 
+/// Both ends here, and both in the group, so that they go with it.
+fn in_group(rtnl: &mut Rtnl, n: usize) -> anyhow::Result<()> {
+    let (a, b) = (format!("hfa{n}"), format!("hfb{n}"));
+    let end = |name| End {
+        name,
+        group: GROUP,
+        ..End::default()
+    };
+    rtnl.veth(end(&a), end(&b), None)
+}
+
 fn an_overrun_is_mended_at_once_and_said_once() -> anyhow::Result<()> {
     scene(|rtnl, elsewhere| {
         rtnl.veth(X, PEER, Some(elsewhere.net()))?;
@@ -301,9 +316,7 @@ fn an_overrun_is_mended_at_once_and_said_once() -> anyhow::Result<()> {
         watch.until("the first dump", |watch| watch.named("hfx").is_some())?;
 
         // The reader pauses: it runs only within `until`.
-        let storm = |rtnl: &mut Rtnl, from: usize, to: usize| {
-            (from..to).try_for_each(|n| rtnl.veth_in_group(&format!("hfa{n}"), &format!("hfb{n}"), GROUP))
-        };
+        let storm = |rtnl: &mut Rtnl, from: usize, to: usize| (from..to).try_for_each(|n| in_group(rtnl, n));
         storm(rtnl, 0, STORM / 4)?;
         rtnl.delete("hfx")?;
         rtnl.veth(
@@ -353,7 +366,7 @@ fn changes_without_end_end_right() -> anyhow::Result<()> {
     scene(|rtnl, elsewhere| {
         rtnl.veth(X, PEER, Some(elsewhere.net()))?;
         for n in 0..250 {
-            rtnl.veth_in_group(&format!("hfa{n}"), &format!("hfb{n}"), GROUP)?;
+            in_group(rtnl, n)?;
         }
         let mut watch = Watch::start(small())?;
         let stop = AtomicBool::new(false);

@@ -46,8 +46,7 @@ impl Floor {
     pub fn new() -> anyhow::Result<Self> {
         let (here, elsewhere) = (Space::network()?, Space::network()?);
         let mut rtnl = Rtnl::open(&here)?;
-        let end = |name| End { name, mac: None };
-        rtnl.veth(end(INTERFACE), end("eth0"), Some(elsewhere.net()))?;
+        rtnl.veth(End::named(INTERFACE), End::named("eth0"), Some(elsewhere.net()))?;
         let shape = MapShape {
             map_type: HASH,
             key_size: 4,

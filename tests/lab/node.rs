@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -302,6 +304,30 @@ impl Node {
             Registry::open_or_create(&bpffs, &run)?.register(&registration)?;
             Ok(())
         })
+    }
+
+    /// Says to the agent that the identity of an interface may have changed, though nothing was written.
+    ///
+    /// # Errors
+    /// When it does not answer with success.
+    pub fn poke(&mut self, interface: &str) -> anyhow::Result<()> {
+        let body = format!("{{\"ifindex\":{}}}", self.rtnl.ifindex(interface)?);
+        let socket = self.outside(RUN)?.join("holdfast.sock");
+        let mut stream = UnixStream::connect(&socket).context("no agent listens")?;
+        stream.set_read_timeout(Some(START_OR_END))?;
+        write!(
+            stream,
+            "POST /v1/poke HTTP/1.1\r\nHost: lab\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(
+            answer.starts_with("HTTP/1.1 200"),
+            "the agent answers a poke with {answer}"
+        );
+        Ok(())
     }
 
     fn attachment_command(&self, arguments: &[&str], code: i32) -> anyhow::Result<()> {

@@ -32,12 +32,27 @@ pub struct Rtnl {
 }
 
 /// One end of a veth.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
     /// Name.
     pub name: &'a str,
+    /// Number; the kernel's choice if 0.
+    pub ifindex: u32,
     /// Address; the kernel's choice if none.
     pub mac: Option<Mac>,
+    /// Group of devices.
+    pub group: u32,
+}
+
+impl<'a> End<'a> {
+    /// An end of this name, the rest as the kernel likes it.
+    #[must_use]
+    pub fn named(name: &'a str) -> Self {
+        Self {
+            name,
+            ..Self::default()
+        }
+    }
 }
 
 /// What the kernel says of one device.
@@ -79,13 +94,11 @@ impl Rtnl {
         peer_net: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
-        request.ifinfo(0, 0, 0);
         request.end(end);
         request.nested(libc::IFLA_LINKINFO, |info| {
             info.attribute(libc::IFLA_INFO_KIND, b"veth");
             info.nested(libc::IFLA_INFO_DATA, |data| {
                 data.nested(VETH_INFO_PEER, |other| {
-                    other.ifinfo(0, 0, 0);
                     other.end(peer);
                     if let Some(net) = peer_net {
                         other.attribute(libc::IFLA_NET_NS_FD, &net.as_raw_fd().to_ne_bytes());
@@ -103,54 +116,12 @@ impl Rtnl {
     /// The kernel's refusal.
     pub fn simple(&mut self, name: &str, kind: &str) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
-        request.ifinfo(0, 0, 0);
-        request.end(End { name, mac: None });
+        request.end(End::named(name));
         request.nested(libc::IFLA_LINKINFO, |info| {
             info.attribute(libc::IFLA_INFO_KIND, kind.as_bytes());
         });
         self.ask(request)
             .with_context(|| format!("cannot make {kind} {name}"))
-    }
-
-    /// Makes a veth whose one end has this number, as a CNI gets it that makes the pair inside and moves one end out.
-    ///
-    /// # Errors
-    /// The kernel's refusal: the number may be in use.
-    pub fn veth_with_ifindex(&mut self, end: End<'_>, ifindex: u32) -> anyhow::Result<()> {
-        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
-        request.ifinfo(ifindex, 0, 0);
-        request.end(end);
-        request.nested(libc::IFLA_LINKINFO, |info| {
-            info.attribute(libc::IFLA_INFO_KIND, b"veth");
-        });
-        self.ask(request)
-            .with_context(|| format!("cannot make veth {} as number {ifindex}", end.name))
-    }
-
-    /// Makes a veth of which both ends are here, in this group of devices.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn veth_in_group(&mut self, name: &str, peer: &str, group: u32) -> anyhow::Result<()> {
-        let mut request = Request::new(libc::RTM_NEWLINK, CREATE);
-        request.ifinfo(0, 0, 0);
-        request.end(End { name, mac: None });
-        request.attribute(libc::IFLA_GROUP, &group.to_ne_bytes());
-        request.nested(libc::IFLA_LINKINFO, |info| {
-            info.attribute(libc::IFLA_INFO_KIND, b"veth");
-            info.nested(libc::IFLA_INFO_DATA, |data| {
-                data.nested(VETH_INFO_PEER, |other| {
-                    other.ifinfo(0, 0, 0);
-                    other.end(End {
-                        name: peer,
-                        mac: None,
-                    });
-                    other.attribute(libc::IFLA_GROUP, &group.to_ne_bytes());
-                });
-            });
-        });
-        self.ask(request)
-            .with_context(|| format!("cannot make veth {name}"))
     }
 
     /// Deletes all devices of a group at once: one by one, each would wait for the kernel's readers.
@@ -171,8 +142,7 @@ impl Rtnl {
     /// The kernel's refusal.
     pub fn delete(&mut self, name: &str) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_DELLINK, REQUEST);
-        request.ifinfo(0, 0, 0);
-        request.end(End { name, mac: None });
+        request.end(End::named(name));
         self.ask(request).with_context(|| format!("cannot delete {name}"))
     }
 
@@ -202,8 +172,10 @@ impl Rtnl {
     pub fn rename(&mut self, name: &str, to: &str) -> anyhow::Result<()> {
         let ifindex = self.device(name)?.context("no such device")?.ifindex;
         let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
-        request.ifinfo(ifindex, 0, 0);
-        request.end(End { name: to, mac: None });
+        request.end(End {
+            ifindex,
+            ..End::named(to)
+        });
         self.ask(request)
             .with_context(|| format!("cannot rename {name} to {to}"))
     }
@@ -246,8 +218,7 @@ impl Rtnl {
 
     fn attribute_of(&mut self, name: &str, kind: u16, value: &[u8]) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
-        request.ifinfo(0, 0, 0);
-        request.end(End { name, mac: None });
+        request.end(End::named(name));
         request.attribute(kind, value);
         self.ask(request)
     }
@@ -255,7 +226,7 @@ impl Rtnl {
     fn change(&mut self, name: &str, flags: u32, more: impl FnOnce(&mut Request)) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
         request.ifinfo(0, flags, libc::IFF_UP as u32);
-        request.end(End { name, mac: None });
+        request.name(name);
         more(&mut request);
         self.ask(request)
     }
@@ -266,8 +237,7 @@ impl Rtnl {
     /// When the kernel refuses for another reason.
     pub fn device(&mut self, name: &str) -> anyhow::Result<Option<Device>> {
         let mut request = Request::new(libc::RTM_GETLINK, libc::NLM_F_REQUEST as u16);
-        request.ifinfo(0, 0, 0);
-        request.end(End { name, mac: None });
+        request.end(End::named(name));
         self.send(request)?;
         let reply = self.receive()?;
         if reply.kind == libc::NLMSG_ERROR as u16 {
@@ -465,13 +435,22 @@ impl Request {
         self.bytes(&change.to_ne_bytes());
     }
 
+    /// `struct ifinfomsg` and what an end says of itself.
     fn end(&mut self, end: End<'_>) {
-        let mut name = end.name.as_bytes().to_vec();
-        name.push(0);
-        self.attribute(libc::IFLA_IFNAME, &name);
+        self.ifinfo(end.ifindex, 0, 0);
+        self.name(end.name);
         if let Some(mac) = end.mac {
             self.attribute(libc::IFLA_ADDRESS, &mac);
         }
+        if end.group != 0 {
+            self.attribute(libc::IFLA_GROUP, &end.group.to_ne_bytes());
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.push(0);
+        self.attribute(libc::IFLA_IFNAME, &bytes);
     }
 
     fn attribute(&mut self, kind: u16, value: &[u8]) {

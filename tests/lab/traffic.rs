@@ -250,7 +250,8 @@ pub struct Flow {
     misdelivered: Arc<AtomicU64>,
     stop_sending: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    sender: Option<JoinHandle<()>>,
+    receiver: Option<JoinHandle<()>>,
 }
 
 impl Flow {
@@ -271,7 +272,8 @@ impl Flow {
             misdelivered: Arc::default(),
             stop_sending: Arc::default(),
             stop: Arc::default(),
-            threads: Vec::new(),
+            sender: None,
+            receiver: None,
         };
         flow.listen(Arc::clone(&socket), expected);
         flow.send(socket);
@@ -282,7 +284,7 @@ impl Flow {
         let (flow, rate) = (self.id, self.rate);
         let (sent, unsent) = (Arc::clone(&self.sent), Arc::clone(&self.unsent));
         let stop = Arc::clone(&self.stop_sending);
-        self.threads.push(std::thread::spawn(move || {
+        self.sender = Some(std::thread::spawn(move || {
             on_one_cpu();
             let started = Instant::now();
             let mut number = 0;
@@ -310,7 +312,7 @@ impl Flow {
         let flow = self.id;
         let (answers, misdelivered) = (Arc::clone(&self.answers), Arc::clone(&self.misdelivered));
         let stop = Arc::clone(&self.stop);
-        self.threads.push(std::thread::spawn(move || {
+        self.receiver = Some(std::thread::spawn(move || {
             on_one_cpu();
             let mut buffer = [0; 2048];
             while !stop.load(Ordering::Relaxed) {
@@ -357,6 +359,11 @@ impl Flow {
     /// When a thread has panicked.
     pub fn finish(mut self, producer: Option<&Producer>) -> anyhow::Result<Tally> {
         self.stop_sending.store(true, Ordering::Relaxed);
+        let ended = |thread: Option<JoinHandle<()>>| {
+            let joined = thread.map_or(Ok(()), JoinHandle::join);
+            joined.map_err(|_| anyhow!("a sender or receiver panicked"))
+        };
+        ended(self.sender.take())?;
         let elapsed = self.started.elapsed();
         let sent = self.sent();
         // Packets that are lost stay lost: their deadline passes, and they are counted below.
@@ -364,11 +371,7 @@ impl Flow {
             Ok((self.answered() >= sent).then_some(()))
         });
         self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            thread
-                .join()
-                .map_err(|_| anyhow!("a sender or receiver panicked"))?;
-        }
+        ended(self.receiver.take())?;
         let answers = lock(&self.answers).clone();
         let questions = producer
             .map(|producer| producer.seen(self.id))
@@ -390,7 +393,7 @@ impl Drop for Flow {
     fn drop(&mut self) {
         self.stop_sending.store(true, Ordering::Relaxed);
         self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
+        for thread in self.sender.take().into_iter().chain(self.receiver.take()) {
             _ = thread.join();
         }
     }
@@ -399,9 +402,9 @@ impl Drop for Flow {
 /// What became of the packets of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
-    /// Sent.
+    /// Numbers used, also those that the kernel did not take.
     pub sent: u64,
-    /// That the kernel did not take.
+    /// That the kernel did not take; they count as lost too.
     pub unsent: u64,
     /// Sent a second.
     pub rate: f64,

@@ -99,17 +99,25 @@ impl Workload {
     /// # Errors
     /// The kernel's refusal.
     pub fn create_down(&mut self, node: &mut Node) -> anyhow::Result<()> {
+        self.create_as(node, 0)
+    }
+
+    /// The same, with this number for the host side: one that was another device's.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn create_as(&mut self, node: &mut Node, ifindex: u32) -> anyhow::Result<()> {
         self.incarnation += 1;
         let space = Space::network()?;
         space.inside(sysctl::for_workload)?;
+        // Its address is the kernel's choice: random, as a CNI leaves it.
         let host = End {
-            name: &self.interface,
-            // The kernel's choice: random, as a CNI leaves it.
-            mac: None,
+            ifindex,
+            ..End::named(&self.interface)
         };
         let inside = End {
-            name: INSIDE,
             mac: Some(self.mac()),
+            ..End::named(INSIDE)
         };
         node.rtnl.veth(host, inside, Some(space.net()))?;
         let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
@@ -176,6 +184,14 @@ impl Workload {
         node.rtnl.delete(&self.interface)?;
         self.space = None;
         Ok(())
+    }
+
+    /// Registers the present incarnation, as a CNI does that tells nobody.
+    ///
+    /// # Errors
+    /// When the row cannot be written.
+    pub fn register_silently(&self, node: &Node) -> anyhow::Result<()> {
+        node.register_silently(&self.interface, &self.identity())
     }
 
     /// Registers the present incarnation, as a CNI does.
