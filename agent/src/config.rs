@@ -1,1 +1,343 @@
-//! To come.
+//! What the agent is run with: flags, and the same as `HOLDFAST_...` variables.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
+use crate::api::validate;
+use crate::datapath::Sizes;
+use crate::telemetry::LogFormat;
+
+/// Where everything is kept. Every subcommand takes these.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct Directories {
+    /// Directory of the pinned maps, programs and links, on a bpffs
+    #[arg(
+        long,
+        global = true,
+        env = "HOLDFAST_BPFFS_DIR",
+        value_name = "DIR",
+        default_value = "/sys/fs/bpf/holdfast",
+        help_heading = "Directories"
+    )]
+    pub bpffs_dir: PathBuf,
+    /// Directory of what must survive a reboot
+    #[arg(
+        long,
+        global = true,
+        env = "HOLDFAST_STATE_DIR",
+        value_name = "DIR",
+        default_value = "/var/lib/holdfast",
+        help_heading = "Directories"
+    )]
+    pub state_dir: PathBuf,
+    /// Directory of the socket, the locks and the report
+    #[arg(
+        long,
+        global = true,
+        env = "HOLDFAST_RUN_DIR",
+        value_name = "DIR",
+        default_value = "/run/holdfast",
+        help_heading = "Directories"
+    )]
+    pub run_dir: PathBuf,
+}
+
+/// Flags of `holdfast agent`.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct AgentArgs {
+    /// Where desired objects come from: `dir:PATH`, a directory of YAML or JSON files
+    #[arg(
+        long,
+        env = "HOLDFAST_SOURCE",
+        value_name = "SOURCE",
+        default_value = "dir:/etc/holdfast/objects"
+    )]
+    pub source: Source,
+    /// Name of this node, as attachments name it [default: the host name]
+    #[arg(long, env = "HOLDFAST_NODE", value_name = "NAME", value_parser = node)]
+    pub node: Option<String>,
+    /// Address of `/metrics`, `/livez` and `/readyz`
+    #[arg(
+        long,
+        env = "HOLDFAST_LISTEN",
+        value_name = "ADDR:PORT",
+        default_value = "127.0.0.1:9643"
+    )]
+    pub listen: SocketAddr,
+    /// A second address, for `/metrics` alone
+    #[arg(long, env = "HOLDFAST_METRICS_LISTEN", value_name = "ADDR:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Hook that the program is attached to
+    #[arg(long, env = "HOLDFAST_ATTACH", value_enum, default_value_t)]
+    pub attach: Attach,
+    /// How packets reach a producer
+    #[arg(long, env = "HOLDFAST_DELIVERY", value_enum, default_value_t)]
+    pub delivery: DeliveryMode,
+    /// Which policies have metric series of their own: those that are held, failed or behind, or all
+    #[arg(long, env = "HOLDFAST_POLICY_METRICS", value_enum, default_value_t)]
+    pub policy_metrics: PolicyMetrics,
+    /// Take an interface as programmed although another program comes before ours in its chain
+    #[arg(
+        long,
+        env = "HOLDFAST_ALLOW_FOREIGN_BEFORE",
+        value_parser = clap::builder::BoolishValueParser::new()
+    )]
+    pub allow_foreign_before: bool,
+    /// How lines are written
+    #[arg(long, env = "HOLDFAST_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+    /// Which lines are written, as in `debug` or `info,holdfast::netlink=debug`
+    #[arg(long, env = "HOLDFAST_LOG", value_name = "FILTER", default_value = "info")]
+    pub log: String,
+    /// Lines of the packet program itself: 0 none (costs nothing), 1 packets that are held or dropped, 2 all packets
+    #[arg(
+        long,
+        env = "HOLDFAST_PACKET_LOG",
+        value_name = "LEVEL",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(0..=2)
+    )]
+    pub packet_log: u64,
+    /// Sizes of the maps that are made.
+    #[command(flatten)]
+    pub sizes: SizeArgs,
+}
+
+/// Sizes of maps. They take effect where a map is made: a pinned one keeps its size until it is removed.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Map sizes (entries)")]
+pub struct SizeArgs {
+    /// Interfaces with intents
+    #[arg(long, env = "HOLDFAST_MAP_CONSUMERS", value_name = "N", default_value_t = Sizes::default().consumers, value_parser = size(1 << 20))]
+    pub map_consumers: u32,
+    /// Addresses of workloads
+    #[arg(long, env = "HOLDFAST_MAP_SOURCES", value_name = "N", default_value_t = Sizes::default().sources, value_parser = size(1 << 24))]
+    pub map_sources: u32,
+    /// Route entries: one for each interface and destination
+    #[arg(long, env = "HOLDFAST_MAP_SERVICES", value_name = "N", default_value_t = Sizes::default().services, value_parser = size(1 << 24))]
+    pub map_services: u32,
+    /// Policies
+    #[arg(long, env = "HOLDFAST_MAP_POLICIES", value_name = "N", default_value_t = Sizes::default().policies, value_parser = size(1 << 20))]
+    pub map_policies: u32,
+    /// Slots of all producer sets
+    #[arg(long, env = "HOLDFAST_MAP_SLOTS", value_name = "N", default_value_t = Sizes::default().slots, value_parser = size(1 << 24))]
+    pub map_slots: u32,
+    /// Producers, counted once for each policy
+    #[arg(long, env = "HOLDFAST_MAP_BACKENDS", value_name = "N", default_value_t = Sizes::default().backends, value_parser = size(1 << 24))]
+    pub map_backends: u32,
+    /// Flow entries, two a flow
+    #[arg(long, env = "HOLDFAST_MAP_FLOWS", value_name = "N", default_value_t = Sizes::default().flows, value_parser = size(1 << 24))]
+    pub map_flows: u32,
+}
+
+fn size(most: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=most)
+}
+
+/// Where desired objects come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A directory of files.
+    Directory(PathBuf),
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("dir", path)) if !path.is_empty() => Ok(Self::Directory(path.into())),
+            _ => Err("this release knows dir:PATH".to_owned()),
+        }
+    }
+}
+
+fn node(text: &str) -> Result<String, String> {
+    validate::node_name(text).map(|()| text.to_owned())
+}
+
+/// Hook that the program is attached to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attach {
+    /// The best that the kernel has
+    #[default]
+    Auto,
+    /// tcx
+    Tcx,
+    /// clsact: not in this release
+    Tc,
+}
+
+/// How packets reach a producer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeliveryMode {
+    /// The best for each producer's interface
+    #[default]
+    Auto,
+    /// By the neighbour table: not in this release
+    Neigh,
+}
+
+/// Which policies have metric series of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PolicyMetrics {
+    /// Those that are held, failed or behind
+    #[default]
+    Troubled,
+    /// All
+    All,
+}
+
+/// What an agent is run with, judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentConfig {
+    /// Where everything is kept.
+    pub directories: Directories,
+    /// Where desired objects come from.
+    pub source: Source,
+    /// Name of this node.
+    pub node: String,
+    /// Health and metrics.
+    pub listen: SocketAddr,
+    /// Metrics besides.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Per-policy series for every policy.
+    pub all_policies: bool,
+    /// A foreign program before ours does not fail a proof.
+    pub allow_foreign_before: bool,
+    /// How lines are written.
+    pub log_format: LogFormat,
+    /// Which lines are written.
+    pub log: String,
+    /// Debug level of the packet program.
+    pub packet_log: u64,
+    /// Sizes of maps.
+    pub sizes: Sizes,
+}
+
+/// Flags that do not go.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A later release may do it.
+    #[error("--{flag} {value}: not in this release")]
+    Unsupported {
+        /// The flag.
+        flag: &'static str,
+        /// Its value.
+        value: &'static str,
+    },
+    /// The host name cannot be the name of a node.
+    #[error("the host name cannot be the name of a node ({0}): give --node")]
+    HostName(String),
+}
+
+impl AgentConfig {
+    /// Judges flags.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn new(directories: Directories, args: AgentArgs) -> Result<Self, ConfigError> {
+        if args.attach == Attach::Tc {
+            return Err(ConfigError::Unsupported {
+                flag: "attach",
+                value: "tc",
+            });
+        }
+        if args.delivery == DeliveryMode::Neigh {
+            return Err(ConfigError::Unsupported {
+                flag: "delivery",
+                value: "neigh",
+            });
+        }
+        let node = match args.node {
+            Some(node) => node,
+            None => host_name()?,
+        };
+        let sizes = args.sizes;
+        Ok(Self {
+            directories,
+            source: args.source,
+            node,
+            listen: args.listen,
+            metrics_listen: args.metrics_listen,
+            all_policies: args.policy_metrics == PolicyMetrics::All,
+            allow_foreign_before: args.allow_foreign_before,
+            log_format: args.log_format,
+            log: args.log,
+            packet_log: args.packet_log,
+            sizes: Sizes {
+                consumers: sizes.map_consumers,
+                sources: sizes.map_sources,
+                services: sizes.map_services,
+                policies: sizes.map_policies,
+                slots: sizes.map_slots,
+                backends: sizes.map_backends,
+                flows: sizes.map_flows,
+            },
+        })
+    }
+}
+
+/// The kernel's host name, in the lower case that node names have.
+fn host_name() -> Result<String, ConfigError> {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .to_lowercase();
+    node(&name).map_err(ConfigError::HostName)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        directories: Directories,
+        #[command(flatten)]
+        agent: AgentArgs,
+    }
+
+    fn config(flags: &[&str]) -> Result<AgentConfig, String> {
+        let flags = Flags::try_parse_from([&["agent"], flags].concat()).map_err(|error| error.to_string())?;
+        AgentConfig::new(flags.directories, flags.agent).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_flags_everything_has_a_value() {
+        let config = config(&[]).unwrap();
+        assert_eq!(config.source, Source::Directory("/etc/holdfast/objects".into()));
+        assert_eq!(config.listen.to_string(), "127.0.0.1:9643");
+        assert_eq!(config.metrics_listen, None);
+        assert_eq!(config.sizes, Sizes::default());
+        assert!(!config.all_policies && !config.allow_foreign_before);
+        assert_eq!(
+            config.directories.bpffs_dir,
+            PathBuf::from("/sys/fs/bpf/holdfast")
+        );
+    }
+
+    #[test]
+    fn what_this_release_does_not_do_is_refused() {
+        for (flags, message) in [
+            (["--attach", "tc"], "--attach tc: not in this release"),
+            (["--delivery", "neigh"], "--delivery neigh: not in this release"),
+        ] {
+            assert_eq!(config(&flags).unwrap_err(), message);
+        }
+        for flags in [
+            ["--source", "kube"],
+            ["--source", "dir:"],
+            ["--node", "Edge_1"],
+            ["--map-flows", "0"],
+            ["--map-slots", "16777217"],
+        ] {
+            assert!(config(&flags).is_err(), "{flags:?}");
+        }
+    }
+}

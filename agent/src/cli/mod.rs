@@ -1,1 +1,103 @@
-//! To come.
+//! The command line. One file a subcommand; what they print is in [`output`], whom they ask in [`client`].
+
+pub mod attachment;
+pub mod client;
+pub mod completion;
+pub mod output;
+pub mod preflight;
+pub mod status;
+pub mod wait;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{AgentArgs, Directories};
+
+/// Answers of a command, as its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is so, or it was done.
+    Yes,
+    /// It is not so, or it could not be done.
+    No,
+    /// It could not be found out.
+    Unknown,
+}
+
+impl From<Answer> for ExitCode {
+    fn from(answer: Answer) -> Self {
+        Self::from(match answer {
+            Answer::Yes => 0,
+            Answer::No => 1,
+            Answer::Unknown => 2,
+        })
+    }
+}
+
+/// Steers the traffic of workloads to the services they may use, and holds it while a workload is not ready
+///
+/// The agent watches interfaces, identities and policies of one node, and tells per policy whether it is programmed,
+/// held or failed. All other commands ask it over its socket, or work on the registry of identities directly.
+#[derive(Parser, Debug)]
+#[command(name = "holdfast", version, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Where everything is kept.
+    #[command(flatten)]
+    pub directories: Directories,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Exit codes: 0 yes, 1 no, 2 could not tell.
+
+Examples:
+  holdfast preflight                                      what does this machine lack?
+  holdfast agent --source dir:/etc/holdfast/objects       run the agent
+  holdfast attachment register --interface hfweb0 --identity 3f0c6a1e
+                                                          as a CNI does when a workload starts
+  holdfast status                                         the node in a screen
+  holdfast status shop/dns                                one policy, with every consumer
+  holdfast wait shop/dns --timeout 30s                    until the kernel serves it";
+
+/// Subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run the agent of this node
+    #[command(after_help = AGENT_EXAMPLES)]
+    Agent(Box<AgentArgs>),
+    /// Say which workload is behind an interface
+    #[command(subcommand)]
+    Attachment(attachment::Command),
+    /// Show how the node is doing
+    Status(status::Args),
+    /// Wait until a policy is in a state
+    Wait(wait::Args),
+    /// Try everything that the agent needs of this machine
+    Preflight(preflight::Args),
+    /// Print a completion script for a shell
+    Completion(completion::Args),
+}
+
+const AGENT_EXAMPLES: &str = "\
+It ends on SIGTERM and SIGINT, and detaches nothing then: what is programmed goes on serving, and the next
+agent takes it over.
+
+Examples:
+  holdfast agent --source dir:/etc/holdfast/objects --node edge-1
+  HOLDFAST_LISTEN=127.0.0.1:9700 HOLDFAST_LOG=debug holdfast agent";
+
+/// Runs a command other than `agent`.
+#[must_use]
+pub fn run(directories: &Directories, command: Command) -> Option<Answer> {
+    Some(match command {
+        Command::Agent(_) => return None,
+        Command::Attachment(command) => attachment::run(directories, command),
+        Command::Status(args) => status::run(directories, &args),
+        Command::Wait(args) => wait::run(directories, &args),
+        Command::Preflight(args) => preflight::run(directories, &args),
+        Command::Completion(args) => completion::run(&args),
+    })
+}

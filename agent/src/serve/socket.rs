@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use holdfast_engine::model::{ObjectName, Token};
+use holdfast_engine::view::Settled;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
@@ -173,6 +174,13 @@ async fn poke(
             ));
         }
     };
+    if !poke.wait {
+        let driver = sources.driver.clone();
+        tokio::spawn(async move { driver.poke(poke.ifindex, token).await });
+        return Ok(Json(Poked {
+            settled: Settled::Working,
+        }));
+    }
     // As long as it takes: the caller has its own patience, and drops the question with its connection.
     let settled = sources
         .driver

@@ -154,13 +154,20 @@ pub struct Poke {
     /// The token that was registered, 16 hex digits; absent = unregistered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
+    /// Whether the answer comes when the engine is done with the interface, or at once.
+    #[serde(default = "yes")]
+    pub wait: bool,
 }
 
-/// Answer to it, given when the engine is done with the interface.
+const fn yes() -> bool {
+    true
+}
+
+/// Answer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Poked {
-    /// `Done`, or `NotOurs` if no attachment of this node names the interface.
+    /// `Done`; `NotOurs` if no attachment of this node names the interface; `Working` if it was not waited for.
     pub settled: Settled,
 }
 

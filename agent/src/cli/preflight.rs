@@ -1,0 +1,54 @@
+//! `holdfast preflight`.
+
+use super::Answer;
+use super::output::{self, Format, FormatArgs};
+use crate::config::Directories;
+use crate::preflight::{self, Check, Wants};
+
+/// Flags of `holdfast preflight`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Exit codes: 0 nothing is missing, 1 something is.
+
+Everything is found out by trying it; nothing stays behind. The agent refuses to start with the same list.")]
+pub struct Args {
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+pub(super) fn run(directories: &Directories, args: &Args) -> Answer {
+    let checks = preflight::run(&Wants {
+        bpffs_dir: directories.bpffs_dir.clone(),
+        run_dir: directories.run_dir.clone(),
+        state_dir: directories.state_dir.clone(),
+    });
+    match args.format.output {
+        Format::Json => {
+            output::json(&checks);
+        }
+        Format::Table => output::print(&table(&checks)),
+    }
+    if checks.iter().all(|check| check.ok) {
+        Answer::Yes
+    } else {
+        Answer::No
+    }
+}
+
+fn table(checks: &[Check]) -> String {
+    let rows = checks
+        .iter()
+        .map(|check| {
+            let verdict = if check.ok { "ok" } else { "MISSING" };
+            vec![check.name.clone(), verdict.to_owned(), check.detail.clone()]
+        })
+        .collect();
+    let mut text = output::table(&["CHECK", "", "FOUND"], rows);
+    for check in checks {
+        if let Some(remedy) = &check.remedy {
+            text.push_str(&format!("\n{}: {remedy}\n", check.name));
+        }
+    }
+    text
+}

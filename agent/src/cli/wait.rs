@@ -1,0 +1,118 @@
+//! `holdfast wait`.
+
+use std::time::Duration;
+
+use holdfast_engine::model::ObjectName;
+use hyper::StatusCode;
+
+use super::client::{Client, ClientError, block_on};
+use super::output::{self, Format, FormatArgs};
+use super::{Answer, status};
+use crate::api::validate;
+use crate::config::Directories;
+use crate::report::PolicyReport;
+use crate::serve::wire::{Goal, Waited};
+
+/// Flags of `holdfast wait`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Exit codes: 0 it is so, 1 it was not so in time, 2 the agent could not be asked.
+An agent that is not running yet is waited for, too.
+
+Examples:
+  holdfast wait shop/dns
+  holdfast wait shop/dns --for held --timeout 5s
+  holdfast wait shop/dns --generation 8 --timeout 2m")]
+pub struct Args {
+    /// The policy
+    #[arg(value_name = "NAMESPACE/NAME", value_parser = policy_name)]
+    pub policy: ObjectName,
+    /// What to wait for
+    #[arg(long = "for", value_enum, default_value = "programmed", value_name = "STATE")]
+    pub goal: Goal,
+    /// At this generation or a later one
+    #[arg(long, value_name = "N")]
+    pub generation: Option<u64>,
+    /// How long: 30s, 5m; 0s looks once
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = duration)]
+    pub timeout: Duration,
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+/// `namespace/name`.
+pub(super) fn policy_name(text: &str) -> Result<ObjectName, String> {
+    let (namespace, name) = text.split_once('/').ok_or("a policy is named namespace/name")?;
+    let name = ObjectName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
+    match validate::object_name(&name) {
+        Ok(()) => Ok(name),
+        Err(problems) => Err(problems.to_string()),
+    }
+}
+
+/// As policies write durations.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    validate::duration(text).map(Duration::from_nanos)
+}
+
+pub(super) fn run(directories: &Directories, args: &Args) -> Answer {
+    let waited = match block_on(ask(&Client::new(&directories.run_dir), args)) {
+        Ok(waited) => waited,
+        Err(error) => {
+            output::complain(error);
+            return Answer::Unknown;
+        }
+    };
+    match args.format.output {
+        Format::Json => {
+            output::json(&waited);
+        }
+        Format::Table => output::print(&sentence(args, waited.policy.as_ref())),
+    }
+    if waited.met { Answer::Yes } else { Answer::No }
+}
+
+/// How often an agent that does not listen yet is asked.
+const RETRY: Duration = Duration::from_millis(100);
+/// What the agent may take beyond the time that it was given.
+const GRACE: Duration = Duration::from_secs(5);
+
+async fn ask(client: &Client, args: &Args) -> Result<Waited, ClientError> {
+    let deadline = tokio::time::Instant::now() + args.timeout;
+    loop {
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        let mut path = format!(
+            "/v1/wait?policy={}&for={}&timeoutMs={}",
+            args.policy,
+            args.goal.state().to_lowercase(),
+            left.as_millis()
+        );
+        if let Some(generation) = args.generation {
+            path.push_str(&format!("&generation={generation}"));
+        }
+        match client.get(&path, left + GRACE).await {
+            // Also one that goes away meanwhile: its successor may tell.
+            Err(error) if is_restart(&error) && !left.is_zero() => tokio::time::sleep(RETRY.min(left)).await,
+            answer => return answer,
+        }
+    }
+}
+
+fn is_restart(error: &ClientError) -> bool {
+    match error {
+        ClientError::NotRunning { .. } | ClientError::Broken(_) => true,
+        ClientError::Refused { status, .. } => *status == StatusCode::SERVICE_UNAVAILABLE,
+        ClientError::Denied(_) | ClientError::TooLate(_) => false,
+    }
+}
+
+fn sentence(args: &Args, policy: Option<&PolicyReport>) -> String {
+    match policy {
+        Some(policy) => format!("{}\n", status::in_a_line(policy)),
+        None => format!("{}: selects no consumer on this node\n", args.policy),
+    }
+}
