@@ -6,6 +6,7 @@
 
 pub mod cases;
 pub mod floor;
+pub mod ground;
 pub mod lab;
 pub mod node;
 pub mod objects;

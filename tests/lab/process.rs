@@ -44,8 +44,12 @@ pub fn confine(command: &mut Command, space: &Space, rights: Option<CapabilitySe
     }
 }
 
-/// Root gets at exec what the bounding set leaves: so that is what has to be cut.
-fn restrict(rights: CapabilitySet) -> rustix::io::Result<()> {
+/// Leaves the calling thread these capabilities alone, for good. Root gets at exec what the bounding set leaves: so
+/// that is what has to be cut. Also for between fork and exec: no allocation.
+///
+/// # Errors
+/// What the kernel says.
+pub fn restrict(rights: CapabilitySet) -> rustix::io::Result<()> {
     for bit in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << bit);
         if !rights.contains(one) {

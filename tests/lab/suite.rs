@@ -55,7 +55,9 @@ impl Reason {
 pub enum Need {
     /// Root, and namespaces.
     Namespaces,
-    /// bpf(2), and an agent with its BPF object.
+    /// bpf(2), and the BPF object.
+    Object,
+    /// What [`Need::Object`] says, and an agent.
     Agent,
 }
 
@@ -134,6 +136,7 @@ fn hangs(name: &str) -> ! {
 fn missing(needs: &[Need]) -> Option<Reason> {
     needs.iter().find_map(|need| match need {
         Need::Namespaces => no_namespaces(),
+        Need::Object => no_object(),
         Need::Agent => no_agent(),
     })
 }
@@ -145,14 +148,17 @@ fn no_namespaces() -> Option<Reason> {
     Space::network().is_err().then_some(Reason::NoNamespaces)
 }
 
-fn no_agent() -> Option<Reason> {
+fn no_object() -> Option<Reason> {
     if Space::node().is_err() {
         return Some(Reason::NoBpf);
     }
-    if holdfast::datapath::object::object().is_err() {
-        return Some(Reason::NoObject);
-    }
-    crate::node::agent_binary().is_err().then_some(Reason::NoAgent)
+    holdfast::datapath::object::object()
+        .is_err()
+        .then_some(Reason::NoObject)
+}
+
+fn no_agent() -> Option<Reason> {
+    no_object().or_else(|| crate::node::agent_binary().is_err().then_some(Reason::NoAgent))
 }
 
 /// Lines that a test has to tell besides passing: figures, factors, seeds.

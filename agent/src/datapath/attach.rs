@@ -94,6 +94,8 @@ pub(super) enum Pinned {
     },
     /// Its device is dead or in another namespace, or it is no link of ours at all.
     Defunct {
+        /// The link, if it is one: whoever closes it after its pin is gone detaches at once.
+        link: Option<OwnedFd>,
         /// Why, for people.
         why: String,
     },
@@ -122,6 +124,7 @@ impl Links {
             Err(Errno::NOENT) => return Ok(Pinned::Absent),
             Err(Errno::ACCESS) if !path.is_file() => {
                 return Ok(Pinned::Defunct {
+                    link: None,
                     why: "it is no pin".to_owned(),
                 });
             }
@@ -131,6 +134,7 @@ impl Links {
             Ok(info) => info,
             Err(Errno::INVAL) => {
                 return Ok(Pinned::Defunct {
+                    link: None,
                     why: "it is no link".to_owned(),
                 });
             }
@@ -138,11 +142,13 @@ impl Links {
         };
         if info.link_type != raw::LINK_TYPE_TCX {
             return Ok(Pinned::Defunct {
+                link: Some(link),
                 why: format!("it is a link of type {}, not tcx", info.link_type),
             });
         }
         if info.ifindex != ifindex {
             return Ok(Pinned::Defunct {
+                link: Some(link),
                 why: match info.ifindex {
                     0 => "its device is gone".to_owned(),
                     other => format!("its device has the number {other} now"),
@@ -158,6 +164,7 @@ impl Links {
             Ok(Pinned::Live { link, info, chain })
         } else {
             Ok(Pinned::Defunct {
+                link: Some(link),
                 why: "its device is in another network namespace".to_owned(),
             })
         }
@@ -176,8 +183,8 @@ impl Links {
                     Err(errno) => Err(failed("replacing the program of", ifindex, errno)),
                 };
             }
-            Pinned::Defunct { why } => {
-                self.remove_defunct(ifindex, &why)
+            Pinned::Defunct { link, why } => {
+                self.remove_defunct(ifindex, link, &why)
                     .map_err(|error| refused(&error))?;
             }
             Pinned::Absent => {}
@@ -206,14 +213,17 @@ impl Links {
     }
 
     /// Removes the pin of a defunct link; what is no pin at all is set aside.
-    fn remove_defunct(&self, ifindex: Ifindex, why: &str) -> Result<(), PinError> {
+    fn remove_defunct(&self, ifindex: Ifindex, link: Option<OwnedFd>, why: &str) -> Result<(), PinError> {
         let path = self.pins.link(ifindex);
         tracing::info!(ifindex, why, "removing a defunct link");
         if path.is_file() {
-            pins::unpin(&path).map(drop)
+            pins::unpin(&path)?;
         } else {
-            pins::set_aside(&path).map(drop)
+            pins::set_aside(&path)?;
         }
+        // The last descriptor: a device that is elsewhere loses the program before this returns.
+        drop(link);
+        Ok(())
     }
 
     /// Detaches from a device, which may be gone, and unpins. Says how much was done.
@@ -242,7 +252,7 @@ impl Links {
             };
             match self.look(ifindex)? {
                 Pinned::Absent => {}
-                Pinned::Defunct { why } => self.remove_defunct(ifindex, &why)?,
+                Pinned::Defunct { link, why } => self.remove_defunct(ifindex, link, &why)?,
                 Pinned::Live { link, info, .. } => {
                     if info.prog_id != program.info.id {
                         match raw::link_update(link.as_fd(), program.fd.as_fd()) {

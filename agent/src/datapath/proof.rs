@@ -123,7 +123,7 @@ impl Prover<'_> {
         let (info, chain) = match self.links.look(ifindex).map_err(|error| refused(&error))? {
             Pinned::Live { info, chain, .. } => (info, chain),
             Pinned::Absent => return Err(disproved(format!("no link is pinned for device {ifindex}"))),
-            Pinned::Defunct { why } => {
+            Pinned::Defunct { why, .. } => {
                 return Err(disproved(format!(
                     "the link of device {ifindex} is defunct: {why}"
                 )));

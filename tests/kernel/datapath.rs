@@ -1,0 +1,996 @@
+//! Maps, links and programs: written, read back, adopted; all of it with the three shipped capabilities alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use holdfast::datapath::pins::EPOCH;
+use holdfast::datapath::raw::{self, Insn, MapShape};
+use holdfast::datapath::{Datapath, DatapathError, Kernel, Opened, PinError};
+use holdfast::preflight;
+use holdfast::registry::{Registration, RegistryError, incarnation};
+use holdfast_ebpf::abi::{MAPS, MapLayout, pin};
+use holdfast_engine::model::{
+    Adoption, Device, Entry, Mac, Op, OpError, Protocol, RegistryRead, Row, ServiceKey, Token,
+};
+use holdfast_tests::ground::{Ground, Intent, carry_out, link_pin, names, pinned, refusal};
+use holdfast_tests::process::restrict;
+use holdfast_tests::rtnl::End;
+use holdfast_tests::{EVENT_BUDGET, Space, say, suite, until};
+use rustix::thread::CapabilitySet;
+
+suite! {
+    needs [Namespaces, Object];
+    the_capabilities_are_exactly_the_shipped_ones,
+    every_operation_is_done_once_and_found_again,
+    what_an_earlier_life_left_is_adopted_with_no_write,
+    dropping_everything_detaches_nothing,
+    a_device_is_attached_by_what_it_is_not_by_its_number,
+    ours_is_first_in_the_chain,
+    a_dead_devices_link_is_never_adopted,
+    a_device_that_moved_away_is_not_ours_any_more,
+    another_program_takes_the_place_of_the_old_one_in_the_same_link,
+    a_foreign_object_at_a_pin_is_set_aside,
+    a_map_that_is_pinned_already_keeps_its_size,
+    a_second_agent_is_refused,
+    entries_are_written_as_a_whole_or_not_at_all,
+    an_interface_is_cleared_of_everything_that_is_its_own,
+    pins_are_private,
+    identities_are_registered_with_the_agent_up_or_down,
+    a_foreign_map_in_the_registrys_place_is_refused,
+    the_agent_deletes_an_identity_only_by_its_token,
+    a_changed_identity_wakes_the_agent,
+    debug_lines_are_read_only_when_they_are_asked_for,
+    preflight_finds_what_is_there_and_names_what_is_not,
+}
+
+// --- helpers -----------------------------------------------------------------------------------------------
+
+/// Ids of everything that is pinned.
+#[derive(Debug, PartialEq, Eq)]
+struct Ids {
+    maps: BTreeMap<String, u32>,
+    links: BTreeMap<String, u32>,
+    program: u32,
+}
+
+fn ids(ground: &Ground) -> anyhow::Result<Ids> {
+    let pins = ground.pins();
+    let open = |path: &Path| -> anyhow::Result<OwnedFd> {
+        raw::obj_get(path).with_context(|| format!("cannot open {}", path.display()))
+    };
+    let mut maps = BTreeMap::new();
+    for name in MAPS.iter().map(|map| map.name).chain([EPOCH]) {
+        let path = if name == pin::REGISTRY {
+            pins.registry()
+        } else {
+            pins.map(name)
+        };
+        maps.insert(name.to_owned(), raw::map_info(open(&path)?.as_fd())?.id);
+    }
+    let mut links = BTreeMap::new();
+    for name in names(&pins.links())? {
+        links.insert(
+            name.clone(),
+            raw::link_info(open(&pins.links().join(&name))?.as_fd())?.id,
+        );
+    }
+    let programs = pins.programs()?;
+    ensure!(programs.len() == 1, "programs {programs:?} are pinned");
+    Ok(Ids {
+        maps,
+        links,
+        program: programs[0],
+    })
+}
+
+/// A program that is none of ours, in front of a device.
+fn put_before(device: Device) -> anyhow::Result<(OwnedFd, u32)> {
+    let instruction = |code, immediate| Insn {
+        code,
+        registers: 0,
+        offset: 0,
+        immediate,
+    };
+    // r0 = TC_ACT_UNSPEC; exit.
+    let program = raw::load_classifier("hfforeign", &[instruction(0xb7, -1), instruction(0x95, 0)])?;
+    let id = raw::prog_info(program.as_fd())?.id;
+    let link = raw::link_create(program.as_fd(), device.ifindex)?;
+    Ok((link, id))
+}
+
+fn services(addresses: impl IntoIterator<Item = u8>, entry: Entry) -> BTreeMap<ServiceKey, Entry> {
+    addresses
+        .into_iter()
+        .map(|last| {
+            let key = ServiceKey {
+                address: IpAddr::from([10, 96, 0, last]),
+                protocol: Protocol::Udp,
+                port: 53,
+            };
+            (key, entry)
+        })
+        .collect()
+}
+
+const OPEN: Entry = Entry {
+    policy: 3,
+    open: true,
+};
+
+// --- tests -------------------------------------------------------------------------------------------------
+
+fn the_capabilities_are_exactly_the_shipped_ones() -> anyhow::Result<()> {
+    Ground::run(|_| {
+        let status = std::fs::read_to_string("/proc/thread-self/status")?;
+        let set = |name: &str| -> anyhow::Result<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            Ok(u64::from_str_radix(line.context("no such line")?.trim(), 16)?)
+        };
+        // CAP_NET_ADMIN 12, CAP_PERFMON 38, CAP_BPF 39.
+        let shipped = 1 << 12 | 1 << 38 | 1 << 39;
+        for name in ["CapPrm:", "CapEff:", "CapBnd:"] {
+            ensure!(set(name)? == shipped, "{name} {:x}", set(name)?);
+        }
+        ensure!(set("CapInh:")? == 0 && set("CapAmb:")? == 0, "{status}");
+        Ok(())
+    })
+}
+
+fn every_operation_is_done_once_and_found_again() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        ensure!(kernel.adopt()? == Adoption::default());
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        let ifindex = intent.consumer.ifindex;
+        let counted: Vec<u32> = intent
+            .writes()
+            .iter()
+            .map(|op| carry_out(&kernel, op))
+            .collect::<Result<_, _>>()?;
+        // Two addresses claimed, three entries.
+        ensure!(counted == [1, 1, 1, 2, 5, 1], "{counted:?}");
+        carry_out(&kernel, &intent.set_proof())?;
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+
+        for op in intent.writes() {
+            ensure!(carry_out(&kernel, &op)? == 0, "{op:?} wrote again");
+        }
+        let device = intent.consumer;
+        ensure!(carry_out(&kernel, &Op::Attach { device })? == 0);
+        let adoption = kernel.adopt()?;
+        ensure!(adoption.attached.contains(&ifindex) && adoption.attached.len() == 2);
+        ensure!(adoption.rows == BTreeMap::from([(ifindex, intent.row)]));
+        ensure!(adoption.sources == BTreeMap::from([(ifindex, intent.sources.clone())]));
+        ensure!(adoption.entries == BTreeMap::from([(ifindex, intent.entries.clone())]));
+        ensure!(adoption.policies == BTreeMap::from([(intent.slot, intent.policy.clone())]));
+        ensure!(adoption.backends == intent.backends);
+        ensure!(adoption.slots == BTreeMap::from([(8, vec![4])]));
+
+        let stats = kernel.stats();
+        let entries = |map| stats.maps[map].entries;
+        ensure!(entries(pin::SERVICES) == Some(5) && entries(pin::CONSUMERS) == Some(1));
+        ensure!(entries(pin::REGISTRY) == Some(2) && entries(pin::FLOWS).is_none());
+        ensure!(stats.maps[pin::SERVICES].updates == 5 && stats.proofs_ok == 2);
+
+        // One entry after the other, then the rest.
+        for (key, left) in intent.entries.keys().zip([2, 1, 0]) {
+            let writes = carry_out(
+                &kernel,
+                &Op::DeleteEntries {
+                    ifindex,
+                    keys: BTreeSet::from([*key]),
+                },
+            )?;
+            let claimed: BTreeSet<IpAddr> = intent
+                .entries
+                .keys()
+                .skip(3 - left)
+                .map(|key| key.address)
+                .collect();
+            // The claim of an address goes with its last entry.
+            let expected = if claimed.contains(&key.address) { 1 } else { 2 };
+            ensure!(writes == expected, "{writes} writes with {left} left");
+        }
+        ensure!(kernel.stats().maps[pin::SERVICES].entries == Some(0));
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::WritePolicy {
+                    slot: intent.slot,
+                    value: None
+                }
+            )? == 1
+        );
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::WritePolicy {
+                    slot: intent.slot,
+                    value: None
+                }
+            )? == 0
+        );
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::WriteBackends {
+                    backends: BTreeMap::from([(4, None)])
+                }
+            )? == 1
+        );
+        let sources = Op::WriteSources {
+            ifindex,
+            add: BTreeSet::new(),
+            delete: intent.sources.clone(),
+        };
+        ensure!(carry_out(&kernel, &sources)? == 2);
+        ensure!(carry_out(&kernel, &sources)? == 0);
+        ensure!(carry_out(&kernel, &Op::DeleteRow { ifindex })? == 1);
+        ensure!(carry_out(&kernel, &Op::DeleteRow { ifindex })? == 0);
+        let adoption = kernel.adopt()?;
+        let empty = Adoption {
+            attached: adoption.attached.clone(),
+            ..Adoption::default()
+        };
+        ensure!(adoption == empty, "{adoption:?}");
+        for ifindex in adoption.attached {
+            ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 1);
+            ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 0);
+            ensure!(
+                raw::chain(ifindex)?.items.is_empty(),
+                "detached is detached at once"
+            );
+        }
+        Ok(())
+    })
+}
+
+fn what_an_earlier_life_left_is_adopted_with_no_write() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let start = Instant::now();
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        say(format_args!("the first life opens in {:?}", start.elapsed()));
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        let (before, adopted) = (ids(ground)?, kernel.adopt()?);
+        drop(kernel);
+        for _ in 0..2 {
+            drop(kernel_of(ground, &epoch)?);
+        }
+        let start = Instant::now();
+        let kernel = kernel_of(ground, &epoch)?;
+        say(format_args!("a later life opens in {:?}", start.elapsed()));
+        ensure!(kernel.adopt()? == adopted);
+        ensure!(ids(ground)? == before, "{:?} instead of {before:?}", ids(ground)?);
+        for op in intent.writes() {
+            ensure!(carry_out(&kernel, &op)? == 0, "{op:?} wrote again");
+        }
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        let stats = kernel.stats();
+        ensure!(
+            stats
+                .maps
+                .values()
+                .all(|map| map.updates == 0 && map.deletes == 0)
+        );
+        Ok(())
+    })
+}
+
+/// Another life, that names the same life of the pins.
+fn kernel_of(ground: &Ground, epoch: &str) -> anyhow::Result<Kernel> {
+    let opened = ground.open()?;
+    ensure!(opened.epoch == epoch, "another epoch");
+    Ok(opened.kernel)
+}
+
+fn dropping_everything_detaches_nothing() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let opened = ground.open()?;
+        let (device, _workload) = ground.veth("hfa")?;
+        carry_out(&opened.kernel, &Op::Attach { device })?;
+        let before = raw::chain(device.ifindex)?;
+        ensure!(
+            before.items.len() == 1 && before.items[0].link_id != 0,
+            "{before:?}"
+        );
+        drop(opened);
+        ensure!(raw::chain(device.ifindex)? == before);
+        Ok(())
+    })
+}
+
+fn a_device_is_attached_by_what_it_is_not_by_its_number() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let other = Device {
+            mac: Mac([2, 0, 0, 0, 0, 0xfe]),
+            ..device
+        };
+        ensure!(refusal(&kernel, &Op::Attach { device: other })? == OpError::NoDevice);
+        pinned(&link_pin(ground, device.ifindex), false)?;
+        ensure!(raw::chain(device.ifindex)?.items.is_empty());
+        carry_out(&kernel, &Op::Attach { device })?;
+        ground.rtnl.delete("hfa")?;
+        ensure!(refusal(&kernel, &Op::Attach { device })? == OpError::NoDevice);
+        // The pin of a device that is gone still goes.
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::Detach {
+                    ifindex: device.ifindex
+                }
+            )? == 1
+        );
+        pinned(&link_pin(ground, device.ifindex), false)
+    })
+}
+
+fn ours_is_first_in_the_chain() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let (_foreign, foreign) = put_before(device)?;
+        carry_out(&kernel, &Op::Attach { device })?;
+        let chain: Vec<u32> = raw::chain(device.ifindex)?
+            .items
+            .iter()
+            .map(|item| item.prog_id)
+            .collect();
+        ensure!(chain == [kernel.program_id(), foreign], "{chain:?}");
+        Ok(())
+    })
+}
+
+fn a_dead_devices_link_is_never_adopted() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let ifindex = device.ifindex;
+        carry_out(&kernel, &Op::Attach { device })?;
+        drop(kernel);
+        ground.rtnl.delete("hfa")?;
+        // Another device gets its number.
+        let end = End {
+            name: "hfa",
+            mac: None,
+        };
+        ground.rtnl.veth_with_ifindex(end, ifindex)?;
+        let successor = ground.device("hfa")?;
+        ensure!(successor.ifindex == ifindex && successor.mac != device.mac);
+        pinned(&link_pin(ground, ifindex), true)?;
+
+        let kernel = ground.open()?.kernel;
+        ensure!(kernel.adopt()?.attached.is_empty());
+        pinned(&link_pin(ground, ifindex), false)?;
+        // While an agent runs, the attach itself finds out.
+        ensure!(carry_out(&kernel, &Op::Attach { device: successor })? == 1);
+        ground.rtnl.delete("hfa")?;
+        ground.rtnl.veth_with_ifindex(end, ifindex)?;
+        let third = ground.device("hfa")?;
+        ensure!(refusal(&kernel, &Op::Attach { device: successor })? == OpError::NoDevice);
+        ensure!(carry_out(&kernel, &Op::Attach { device: third })? == 1);
+        ensure!(kernel.adopt()?.attached == BTreeSet::from([ifindex]));
+        Ok(())
+    })
+}
+
+fn a_device_that_moved_away_is_not_ours_any_more() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let ifindex = device.ifindex;
+        carry_out(&kernel, &Op::Attach { device })?;
+        let elsewhere = ground.as_root(Space::network)?;
+        ground.rtnl.move_to("hfa", elsewhere.net())?;
+        let programs_there = |ground: &Ground| {
+            let elsewhere = elsewhere.clone();
+            ground.as_root(move || elsewhere.inside(|| Ok(raw::chain(ifindex)?.items.len())))
+        };
+        // It keeps its number there, and its program. Here another device gets the number.
+        ensure!(
+            programs_there(ground)? == 1,
+            "the moved device has lost its program"
+        );
+        ground.rtnl.veth_with_ifindex(
+            End {
+                name: "hfb",
+                mac: None,
+            },
+            ifindex,
+        )?;
+        ensure!(kernel.adopt()?.attached.is_empty(), "adopted");
+        ensure!(
+            programs_there(ground)? == 0,
+            "the moved device still has our program"
+        );
+        let successor = ground.device("hfb")?;
+        ensure!(carry_out(&kernel, &Op::Attach { device: successor })? == 1);
+        ensure!(kernel.adopt()?.attached == BTreeSet::from([ifindex]));
+        Ok(())
+    })
+}
+
+fn another_program_takes_the_place_of_the_old_one_in_the_same_link() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        let (before, adopted) = (ids(ground)?, kernel.adopt()?);
+        drop(kernel);
+        // As if the pinned program came from another build.
+        let record: raw::Map<u32, u64> = raw::Map::new(raw::obj_get(&ground.pins().map(EPOCH))?)?;
+        record.update(&2, &0xdead)?;
+
+        let kernel = kernel_of(ground, &epoch)?;
+        let after = ids(ground)?;
+        ensure!(after.program != before.program && after.program == kernel.program_id());
+        ensure!(
+            after.links == before.links && after.maps == before.maps,
+            "{after:?} {before:?}"
+        );
+        for ifindex in &adopted.attached {
+            let chain = raw::chain(*ifindex)?;
+            ensure!(
+                chain.items.len() == 1 && chain.items[0].prog_id == after.program,
+                "{chain:?}"
+            );
+        }
+        ensure!(kernel.adopt()? == adopted);
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        drop(kernel);
+
+        // A kill between the record and the links: the next life finishes the job.
+        let record_before = ids(ground)?;
+        let mut lives = 0;
+        for word in [2, 3, 4, 5] {
+            let old = record.lookup(&word)?.unwrap_or_default();
+            record.update(&word, &old.wrapping_add(1))?;
+            let kernel = kernel_of(ground, &epoch)?;
+            ensure!(kernel.program_id() != record_before.program || word == 0);
+            carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+            lives += 1;
+        }
+        ensure!(lives == 4 && ids(ground)?.links == before.links);
+        Ok(())
+    })
+}
+
+fn a_foreign_object_at_a_pin_is_set_aside() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        drop(kernel);
+        let pins = ground.pins();
+        let services = pins.map(pin::SERVICES);
+        let real = raw::obj_get(&services)?;
+        std::fs::remove_file(&services)?;
+        let shape = MapShape {
+            map_type: MapLayout::HASH,
+            key_size: 24,
+            value_size: 24,
+            max_entries: 64,
+            flags: 0,
+        };
+        let foreign = raw::map_create("hfforeign", shape)?;
+        raw::obj_pin(foreign.as_fd(), &services)?;
+        // Neither is a program a map, nor a directory.
+        std::fs::remove_file(pins.map(pin::WAKE_MARKS))?;
+        let program = raw::obj_get(&pins.program(ids_program(ground)?))?;
+        raw::obj_pin(program.as_fd(), &pins.map(pin::WAKE_MARKS))?;
+        std::fs::remove_file(pins.map(pin::RATES))?;
+        std::fs::create_dir(pins.map(pin::RATES))?;
+
+        let opened = ground.open()?;
+        ensure!(opened.epoch != epoch, "what was lost makes another life");
+        let kernel = opened.kernel;
+        let aside = raw::map_info(raw::obj_get(&pins.map("foreign_services_0"))?.as_fd())?;
+        ensure!(aside == raw::map_info(foreign.as_fd())?);
+        for name in ["foreign_wake_marks_0", "foreign_rates_0"] {
+            pinned(&pins.map(name), true)?;
+        }
+        let found = raw::map_info(raw::obj_get(&services)?.as_fd())?;
+        ensure!(found.shape.value_size == 16 && found.id != raw::map_info(real.as_fd())?.id);
+        // The program uses the new map: what is written is what decides.
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        let chain = raw::chain(intent.consumer.ifindex)?;
+        ensure!(chain.items.len() == 1 && chain.items[0].prog_id == kernel.program_id());
+        Ok(())
+    })
+}
+
+fn ids_program(ground: &Ground) -> anyhow::Result<u32> {
+    let programs = ground.pins().programs()?;
+    programs.first().copied().context("no program is pinned")
+}
+
+fn a_map_that_is_pinned_already_keeps_its_size() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        drop(ground.open()?);
+        let before = ids(ground)?;
+        ground.options.sizes.services = 128;
+        ground.options.sizes.policies = 32;
+        let opened = ground.open()?;
+        ensure!(ids(ground)? == before);
+        ensure!(opened.capacity.policies == 16);
+        ensure!(opened.kernel.stats().maps[pin::SERVICES].capacity == 64);
+        Ok(())
+    })
+}
+
+fn a_second_agent_is_refused() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let first = ground.open()?;
+        let Err(DatapathError::Pin(PinError::Locked { path })) = ground.open() else {
+            anyhow::bail!("not refused");
+        };
+        ensure!(path == ground.options.bpffs_dir);
+        drop(first);
+        ground.open()?;
+        Ok(())
+    })
+}
+
+fn entries_are_written_as_a_whole_or_not_at_all() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.sizes.services = 8;
+        let kernel = ground.open()?.kernel;
+        let closed = Entry { open: false, ..OPEN };
+        let write = |ifindex, entries| Op::WriteEntries { ifindex, entries };
+        // Three entries and three claims fit.
+        ensure!(carry_out(&kernel, &write(7, services(1..=3, closed)))? == 6);
+        // One that is there and changes, and two more: 10 elements.
+        let mut more = services(3..=5, OPEN);
+        let full = refusal(&kernel, &write(7, more.clone()))?;
+        let expected = OpError::Full {
+            map: pin::SERVICES.to_owned(),
+            need: 10,
+            have: 8,
+        };
+        ensure!(full == expected, "{full:?}");
+        ensure!(kernel.adopt()?.entries == BTreeMap::from([(7, services(1..=3, closed))]));
+        ensure!(kernel.stats().maps[pin::SERVICES].entries == Some(6));
+        // Another interface's does not fit either, and leaves nothing.
+        let full = refusal(&kernel, &write(8, services(1..=2, OPEN)))?;
+        ensure!(
+            matches!(
+                full,
+                OpError::Full {
+                    need: 10,
+                    have: 8,
+                    ..
+                }
+            ),
+            "{full:?}"
+        );
+        ensure!(kernel.adopt()?.entries.len() == 1);
+        // Room is made, and it goes.
+        let gone = services([1], closed).into_keys().collect();
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::DeleteEntries {
+                    ifindex: 7,
+                    keys: gone
+                }
+            )? == 2
+        );
+        ensure!(
+            carry_out(
+                &kernel,
+                &write(7, more.split_off(&key_of(4)).into_iter().take(1).collect())
+            )? == 2
+        );
+        ensure!(kernel.stats().maps[pin::SERVICES].entries == Some(6));
+
+        let full = refusal(
+            &kernel,
+            &Op::WriteSlots {
+                base: 250,
+                slots: vec![1; 7],
+            },
+        )?;
+        ensure!(
+            matches!(
+                full,
+                OpError::Full {
+                    need: 257,
+                    have: 256,
+                    ..
+                }
+            ),
+            "{full:?}"
+        );
+        let full = refusal(
+            &kernel,
+            &Op::WritePolicy {
+                slot: 16,
+                value: None,
+            },
+        )?;
+        ensure!(
+            matches!(
+                full,
+                OpError::Full {
+                    need: 17,
+                    have: 16,
+                    ..
+                }
+            ),
+            "{full:?}"
+        );
+        Ok(())
+    })
+}
+
+fn key_of(last: u8) -> ServiceKey {
+    ServiceKey {
+        address: IpAddr::from([10, 96, 0, last]),
+        protocol: Protocol::Udp,
+        port: 53,
+    }
+}
+
+fn an_interface_is_cleared_of_everything_that_is_its_own() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let row = Row {
+            token: Token::new(5),
+            epoch: 1,
+            has_services: true,
+            has_sources: true,
+        };
+        for ifindex in [7, 8] {
+            carry_out(
+                &kernel,
+                &Op::WriteEntries {
+                    ifindex,
+                    entries: services(1..=2, OPEN),
+                },
+            )?;
+            let add = BTreeSet::from([IpAddr::from([10, 0, 0, 1])]);
+            carry_out(
+                &kernel,
+                &Op::WriteSources {
+                    ifindex,
+                    add,
+                    delete: BTreeSet::new(),
+                },
+            )?;
+            carry_out(&kernel, &Op::WriteRow { ifindex, row })?;
+        }
+        // What is left behind is found by the next life too.
+        drop(kernel);
+        let kernel = ground.open()?.kernel;
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex: 7 })? == 6);
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex: 7 })? == 0);
+        let adoption = kernel.adopt()?;
+        ensure!(adoption.rows == BTreeMap::from([(8, row)]));
+        ensure!(adoption.entries == BTreeMap::from([(8, services(1..=2, OPEN))]));
+        ensure!(adoption.sources.keys().eq([&8]));
+        Ok(())
+    })
+}
+
+fn pins_are_private() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        carry_out(&kernel, &Op::Attach { device })?;
+        let pins = ground.pins();
+        let mode = |path: &Path| -> anyhow::Result<u32> {
+            Ok(std::fs::metadata(path)?.permissions().mode() & 0o777)
+        };
+        for directory in [pins.root().to_owned(), pins.version().to_owned(), pins.links()] {
+            ensure!(mode(&directory)? == 0o700, "{}", directory.display());
+            for name in names(&directory)? {
+                let path = directory.join(name);
+                ensure!(path.is_dir() || mode(&path)? == 0o600, "{}", path.display());
+            }
+        }
+        Ok(())
+    })
+}
+
+fn identities_are_registered_with_the_agent_up_or_down() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        // Nobody has been here yet: the CNI makes the registry.
+        let registry = ground.registry()?;
+        let registration = Registration {
+            interface: "hfa".to_owned(),
+            identity: Some("incarnation-1".to_owned()),
+            mac: Some(Mac([2, 0, 0, 0, 0, 9])),
+            ..Registration::default()
+        };
+        let missing = registry.register(&registration);
+        ensure!(
+            matches!(missing, Err(RegistryError::NoInterface { .. })),
+            "{missing:?}"
+        );
+        ensure!(registry.is_empty()?);
+        let (device, _workload) = ground.veth("hfa")?;
+        let first = registry.register(&registration)?;
+        ensure!(first.device == device && first.replaced.is_none());
+
+        let kernel = ground.open()?.kernel;
+        let read = |ifindex| kernel.read_registry(&BTreeSet::from([ifindex])).remove(0).1;
+        let RegistryRead::Row(identity) = read(device.ifindex) else {
+            anyhow::bail!("not read");
+        };
+        ensure!(identity.token == first.token && identity.host_mac == device.mac);
+        ensure!(identity.incarnation == Some(incarnation("incarnation-1")));
+        ensure!(identity.mac == Mac([2, 0, 0, 0, 0, 9]) && !identity.host_mac_shared);
+        ensure!(read(device.ifindex + 1) == RegistryRead::Absent);
+
+        let second = registry.register(&registration)?;
+        ensure!(second.replaced == Some(first.token) && second.token != first.token);
+        // The late teardown of the first incarnation does not touch the second.
+        let late = registry.unregister(device.ifindex, first.token);
+        ensure!(
+            matches!(late, Err(RegistryError::OtherIncarnation { .. })),
+            "{late:?}"
+        );
+        let listed = registry.list()?;
+        ensure!(listed.len() == 1 && listed[0].interface.as_deref() == Some("hfa"));
+        ensure!(listed[0].identity.token == second.token);
+        // The number's next device is not the one that was registered.
+        ground.rtnl.delete("hfa")?;
+        ground.rtnl.veth_with_ifindex(
+            End {
+                name: "hfb",
+                mac: None,
+            },
+            device.ifindex,
+        )?;
+        ensure!(registry.list()?[0].interface.is_none());
+        ensure!(registry.unregister(device.ifindex, second.token)?);
+        ensure!(!registry.unregister(device.ifindex, second.token)?);
+        ensure!(read(device.ifindex) == RegistryRead::Absent);
+        Ok(())
+    })
+}
+
+fn a_foreign_map_in_the_registrys_place_is_refused() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        drop(ground.registry()?);
+        let path = ground.pins().registry();
+        std::fs::remove_file(&path)?;
+        let shape = MapShape {
+            map_type: MapLayout::HASH,
+            key_size: 4,
+            value_size: 40,
+            max_entries: 64,
+            flags: 0,
+        };
+        raw::obj_pin(raw::map_create("hfforeign", shape)?.as_fd(), &path)?;
+        let refused = ground.registry().err().context("accepted")?;
+        ensure!(
+            refused.to_string().contains("entries 64 instead of 16384"),
+            "{refused}"
+        );
+        let Err(DatapathError::Registry(RegistryError::Pin(PinError::Layout { .. }))) = ground.open() else {
+            anyhow::bail!("the agent takes a registry that CNIs do not write to");
+        };
+        // It may be somebody's: it stays.
+        pinned(&path, true)
+    })
+}
+
+fn the_agent_deletes_an_identity_only_by_its_token() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let ifindex = device.ifindex;
+        let first = ground.register("hfa")?.token;
+        let second = ground.register("hfa")?.token;
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::DeleteIdentity {
+                    ifindex,
+                    token: first
+                }
+            )? == 0
+        );
+        ensure!(ground.registry()?.read(ifindex)?.is_some());
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::DeleteIdentity {
+                    ifindex,
+                    token: second
+                }
+            )? == 1
+        );
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::DeleteIdentity {
+                    ifindex,
+                    token: second
+                }
+            )? == 0
+        );
+        ensure!(ground.registry()?.read(ifindex)?.is_none());
+        Ok(())
+    })
+}
+
+/// A packet of the intent's consumer that is none of the agent's probes: the program does what it does to a packet.
+fn packet_of(kernel: &Kernel, intent: &Intent) -> anyhow::Result<u32> {
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00];
+    frame.extend([
+        0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 10,
+    ]);
+    frame.extend([0xc0, 0, 0, 53, 0, 8, 0, 0]);
+    let program =
+        raw::obj_get(&Path::new("/run/bpf/holdfast/v1").join(format!("classifier_{}", kernel.program_id())))?;
+    let context = raw::SkbContext::new(0, intent.consumer.ifindex, [0; 5]);
+    Ok(raw::test_run(program.as_fd(), &frame, &context, 1)?.returned)
+}
+
+fn a_changed_identity_wakes_the_agent() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let Opened { kernel, wakes, .. } = ground.open()?;
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
+        let told = runtime.spawn(wakes.run(sender));
+        packet_of(&kernel, &intent)?;
+        let quiet =
+            runtime.block_on(async { tokio::time::timeout(EVENT_BUDGET / 10, receiver.recv()).await });
+        ensure!(quiet.is_err(), "woken without a reason: {quiet:?}");
+        // Silently: nobody tells the agent.
+        ground.register("hfcons")?;
+        packet_of(&kernel, &intent)?;
+        let woken = runtime.block_on(async { tokio::time::timeout(EVENT_BUDGET, receiver.recv()).await })?;
+        ensure!(woken == Some(intent.consumer.ifindex), "{woken:?}");
+        // At most once a second each.
+        for _ in 0..100 {
+            packet_of(&kernel, &intent)?;
+        }
+        let more = runtime.block_on(async { tokio::time::timeout(EVENT_BUDGET / 10, receiver.recv()).await });
+        ensure!(more.is_err(), "{more:?}");
+        told.abort();
+        Ok(())
+    })
+}
+
+fn debug_lines_are_read_only_when_they_are_asked_for() -> anyhow::Result<()> {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Lines {
+        fn count(&self) -> usize {
+            let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            String::from_utf8_lossy(&lines).matches("verdict").count()
+        }
+    }
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            lines.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    Ground::run(|ground| {
+        let Opened { kernel, logs, .. } = ground.open()?;
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || writer.clone())
+            .finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let reading = runtime.spawn(logs.context("the program logs nothing")?.run());
+        let turn = || runtime.block_on(async { tokio::time::sleep(EVENT_BUDGET / 50).await });
+
+        packet_of(&kernel, &intent)?;
+        turn();
+        ensure!(lines.count() == 0, "logged although it is off");
+        kernel.set_debug(2)?;
+        packet_of(&kernel, &intent)?;
+        until(EVENT_BUDGET, "a line", || {
+            turn();
+            Ok((lines.count() == 1).then_some(()))
+        })?;
+        kernel.set_debug(0)?;
+        packet_of(&kernel, &intent)?;
+        turn();
+        ensure!(lines.count() == 1);
+        reading.abort();
+        Ok(())
+    })
+}
+
+fn preflight_finds_what_is_there_and_names_what_is_not() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let wants = preflight::Wants {
+            bpffs_dir: ground.options.bpffs_dir.clone(),
+            run_dir: ground.options.run_dir.clone(),
+            state_dir: Path::new("/run/state").to_owned(),
+        };
+        let before = names(Path::new("/run/bpf"))?;
+        let start = Instant::now();
+        preflight::require(&wants)?;
+        say(format_args!("preflight takes {:?}", start.elapsed()));
+        let checks = preflight::run(&wants);
+        let program = checks
+            .iter()
+            .find(|check| check.name == "program")
+            .context("no such check")?;
+        say(&program.detail);
+        ensure!(names(Path::new("/run/bpf"))? == before, "something is left");
+        // An agent is running: still everything is there.
+        let _opened = ground.open()?;
+        preflight::require(&wants)?;
+
+        let plain = preflight::Wants {
+            bpffs_dir: Path::new("/run/holdfast").to_owned(),
+            ..wants.clone()
+        };
+        let missing = preflight::require(&plain)
+            .err()
+            .context("a plain directory is no bpffs")?;
+        ensure!(missing.0.len() == 1 && missing.0[0].name == "bpffs", "{missing}");
+
+        // Every capability is missed by its name, and nothing else is guessed at.
+        let with = |rights: CapabilitySet| {
+            let (space, wants) = (ground.space().clone(), wants.clone());
+            ground.as_root(move || {
+                space.inside(|| {
+                    restrict(rights)?;
+                    Ok(preflight::require(&wants))
+                })
+            })
+        };
+        let missing = with(CapabilitySet::BPF | CapabilitySet::NET_ADMIN)?
+            .err()
+            .context("PERFMON is needed")?;
+        ensure!(
+            missing.0.iter().any(|check| check.name == "CAP_PERFMON"),
+            "{missing}"
+        );
+        let missing = with(CapabilitySet::empty())?
+            .err()
+            .context("capabilities are needed")?;
+        let names: BTreeSet<&str> = missing.0.iter().map(|check| check.name.as_str()).collect();
+        for name in ["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "bpffs", "program-load"] {
+            ensure!(names.contains(name), "{name} is not named: {missing}");
+        }
+        Ok(())
+    })
+}
