@@ -263,11 +263,17 @@ fn write_twin(key: &FlowKey, flow: &mut Flow, mend: bool) -> bool {
         pad: [0; 2],
     };
     let hash = twin.hash();
-    if let Some(other) = maps::FLOWS.get_ptr(&twin) {
+    let mut space = MaybeUninit::<Flow>::uninit();
+    if find(&twin, hash, &mut space).is_some() {
         if mend {
             return true;
         }
-        if is_other_living(other, hash, flow) {
+        // SAFETY: found, and so filled in.
+        let other = unsafe { space.assume_init_ref() };
+        let ours = other.flags & Flow::ANSWER != 0
+            && other.consumer == flow.consumer
+            && other.consumer_token == flow.consumer_token;
+        if !ours && is_living(other) {
             return false;
         }
     }
@@ -278,29 +284,13 @@ fn write_twin(key: &FlowKey, flow: &mut Flow, mend: bool) -> bool {
     true
 }
 
-/// Whether an entry belongs to another flow than `flow`, whose ends are still the incarnations that it was made
-/// between.
+/// Whether both ends of a flow are still the incarnations that it was made between, and the one serves the other.
 #[inline(always)]
-fn is_other_living(entry: *const Flow, hash: u64, flow: &Flow) -> bool {
-    // SAFETY: a map value.
-    let (consumer, consumer_token, producer, producer_token, flags, check) = unsafe {
-        (
-            once(&raw const (*entry).consumer),
-            once(&raw const (*entry).consumer_token),
-            once(&raw const (*entry).producer),
-            once(&raw const (*entry).producer_token),
-            once(&raw const (*entry).flags),
-            once(&raw const (*entry).check),
-        )
-    };
-    let ours =
-        flags & Flow::ANSWER != 0 && consumer == flow.consumer && consumer_token == flow.consumer_token;
-    check == hash
-        && !ours
-        && consumer_token != 0
-        && lookup::row(consumer).token == consumer_token
-        && lookup::token(consumer, consumer_token) == consumer_token
-        && lookup::token(producer, producer_token) == producer_token
+fn is_living(flow: &Flow) -> bool {
+    flow.consumer_token != 0
+        && lookup::row(flow.consumer).token == flow.consumer_token
+        && lookup::token(flow.consumer, flow.consumer_token) == flow.consumer_token
+        && serving(flow).is_some()
 }
 
 /// Writes an entry. When even the LRU has no room, the next packet tries again.
