@@ -1,0 +1,48 @@
+//! The program itself, in the kernel: every verdict by test run on real devices, then real packets between namespaces.
+
+mod flows;
+mod frame;
+mod gates;
+mod headers;
+mod plane;
+mod probes;
+mod values;
+mod wire;
+
+holdfast_tests::suite! {
+    needs [Namespaces, Object];
+    values::the_object_is_what_the_layout_says,
+    gates::whoever_is_not_known_passes,
+    gates::what_is_not_claimed_passes,
+    gates::requests_are_delivered_and_answers_come_back,
+    gates::a_closed_row_holds,
+    gates::another_token_holds,
+    gates::a_closed_entry_holds_its_own_destination_alone,
+    gates::held_traffic_passes_where_the_policy_says_so,
+    gates::an_empty_set_is_no_producer,
+    gates::a_producer_that_is_not_the_programmed_one_is_none,
+    gates::sources_of_others_are_spoofed,
+    headers::f33_what_is_never_captured_passes_also_while_held,
+    headers::headers_that_cannot_be_read_do_not_pass,
+    headers::later_fragments_follow_their_first,
+    headers::packets_without_ports_do_not_get_around_a_claim,
+    flows::answers_between_other_incarnations_are_stale,
+    flows::requests_of_stale_flows_are_chosen_anew,
+    flows::a_new_epoch_looks_every_route_up_again,
+    flows::a_switch_moves_new_flows_and_drains_the_others,
+    flows::flows_spread_over_all_producers_and_stay,
+    flows::a_syn_chooses_anew,
+    flows::an_answer_key_has_one_owner,
+    flows::an_evicted_answer_entry_is_made_again,
+    flows::new_flows_have_a_rate,
+    gates::a_bound_of_staleness_ends_service,
+    values::values_that_prove_another_key_are_misses,
+    values::f49_replacement_under_load_leaks_nothing,
+    probes::probes_ask_and_change_nothing,
+    probes::only_the_nonce_makes_a_probe,
+    probes::a_mismatch_wakes_once_a_second,
+    probes::debug_lines_have_a_switch,
+    flows::a_workload_can_be_consumer_and_producer,
+    wire::packets_reach_the_producer_and_come_back,
+    wire::a_closed_row_stops_real_packets_and_only_those,
+}
