@@ -1,5 +1,6 @@
 //! The command line. One file a subcommand; what they print is in [`output`], whom they ask in [`client`].
 
+pub mod agent;
 pub mod attachment;
 pub mod client;
 pub mod completion;
@@ -66,7 +67,7 @@ Examples:
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run the agent of this node
-    #[command(after_help = AGENT_EXAMPLES)]
+    #[command(after_help = agent::EXAMPLES)]
     Agent(Box<AgentArgs>),
     /// Say which workload is behind an interface
     #[command(subcommand)]
@@ -81,23 +82,16 @@ pub enum Command {
     Completion(completion::Args),
 }
 
-const AGENT_EXAMPLES: &str = "\
-It ends on SIGTERM and SIGINT, and detaches nothing then: what is programmed goes on serving, and the next
-agent takes it over.
-
-Examples:
-  holdfast agent --source dir:/etc/holdfast/objects --node edge-1
-  HOLDFAST_LISTEN=127.0.0.1:9700 HOLDFAST_LOG=debug holdfast agent";
-
-/// Runs a command other than `agent`.
+/// Runs a command to its end.
 #[must_use]
-pub fn run(directories: &Directories, command: Command) -> Option<Answer> {
-    Some(match command {
-        Command::Agent(_) => return None,
-        Command::Attachment(command) => attachment::run(directories, command),
-        Command::Status(args) => status::run(directories, &args),
-        Command::Wait(args) => wait::run(directories, &args),
-        Command::Preflight(args) => preflight::run(directories, &args),
+pub fn run(cli: Cli) -> Answer {
+    let directories = cli.directories;
+    match cli.command {
+        Command::Agent(args) => agent::run(directories, *args),
+        Command::Attachment(command) => attachment::run(&directories, command),
+        Command::Status(args) => status::run(&directories, &args),
+        Command::Wait(args) => wait::run(&directories, &args),
+        Command::Preflight(args) => preflight::run(&directories, &args),
         Command::Completion(args) => completion::run(&args),
-    })
+    }
 }
