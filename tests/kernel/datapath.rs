@@ -19,7 +19,6 @@ use holdfast_engine::model::{
 };
 use holdfast_tests::ground::{Ground, Intent, carry_out, link_pin, names, pinned, refusal};
 use holdfast_tests::process::restrict;
-use holdfast_tests::rtnl::End;
 use holdfast_tests::{EVENT_BUDGET, Space, say, suite, until};
 use rustix::thread::CapabilitySet;
 
@@ -359,12 +358,7 @@ fn a_dead_devices_link_is_never_adopted() -> anyhow::Result<()> {
         drop(kernel);
         ground.rtnl.delete("hfa")?;
         // Another device gets its number.
-        let end = End {
-            name: "hfa",
-            mac: None,
-        };
-        ground.rtnl.veth_with_ifindex(end, ifindex)?;
-        let successor = ground.device("hfa")?;
+        let successor = ground.veth_as("hfa", ifindex)?;
         ensure!(successor.ifindex == ifindex && successor.mac != device.mac);
         pinned(&link_pin(ground, ifindex), true)?;
 
@@ -374,8 +368,7 @@ fn a_dead_devices_link_is_never_adopted() -> anyhow::Result<()> {
         // While an agent runs, the attach itself finds out.
         ensure!(carry_out(&kernel, &Op::Attach { device: successor })? == 1);
         ground.rtnl.delete("hfa")?;
-        ground.rtnl.veth_with_ifindex(end, ifindex)?;
-        let third = ground.device("hfa")?;
+        let third = ground.veth_as("hfa", ifindex)?;
         ensure!(refusal(&kernel, &Op::Attach { device: successor })? == OpError::NoDevice);
         ensure!(carry_out(&kernel, &Op::Attach { device: third })? == 1);
         ensure!(kernel.adopt()?.attached == BTreeSet::from([ifindex]));
@@ -400,19 +393,12 @@ fn a_device_that_moved_away_is_not_ours_any_more() -> anyhow::Result<()> {
             programs_there(ground)? == 1,
             "the moved device has lost its program"
         );
-        ground.rtnl.veth_with_ifindex(
-            End {
-                name: "hfb",
-                mac: None,
-            },
-            ifindex,
-        )?;
+        let successor = ground.veth_as("hfb", ifindex)?;
         ensure!(kernel.adopt()?.attached.is_empty(), "adopted");
         ensure!(
             programs_there(ground)? == 0,
             "the moved device still has our program"
         );
-        let successor = ground.device("hfb")?;
         ensure!(carry_out(&kernel, &Op::Attach { device: successor })? == 1);
         ensure!(kernel.adopt()?.attached == BTreeSet::from([ifindex]));
         Ok(())
@@ -751,13 +737,7 @@ fn identities_are_registered_with_the_agent_up_or_down() -> anyhow::Result<()> {
         ensure!(listed[0].identity.token == second.token);
         // The number's next device is not the one that was registered.
         ground.rtnl.delete("hfa")?;
-        ground.rtnl.veth_with_ifindex(
-            End {
-                name: "hfb",
-                mac: None,
-            },
-            device.ifindex,
-        )?;
+        ground.veth_as("hfb", device.ifindex)?;
         ensure!(registry.list()?[0].interface.is_none());
         ensure!(registry.unregister(device.ifindex, second.token)?);
         ensure!(!registry.unregister(device.ifindex, second.token)?);

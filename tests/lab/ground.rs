@@ -168,16 +168,26 @@ impl Ground {
     /// The kernel's refusal.
     pub fn veth(&mut self, name: &str) -> anyhow::Result<(Device, Space)> {
         let workload = self.as_root(Space::network)?;
-        let end = End { name, mac: None };
-        let peer = End {
-            name: "eth0",
-            mac: None,
-        };
+        let (end, peer) = (End::named(name), End::named("eth0"));
         self.rtnl.veth(end, peer, Some(workload.net()))?;
         self.rtnl.up(name)?;
         let inside = workload.clone();
         self.as_root(move || Rtnl::open(&inside)?.up("eth0"))?;
         Ok((self.device(name)?, workload))
+    }
+
+    /// Makes a veth with this number, both ends here: what a CNI can do to a number that was another device's.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn veth_as(&mut self, name: &str, ifindex: Ifindex) -> anyhow::Result<Device> {
+        let end = End {
+            ifindex,
+            ..End::named(name)
+        };
+        let peer = format!("{name}p");
+        self.rtnl.veth(end, End::named(&peer), None)?;
+        self.device(name)
     }
 
     /// The device of this name.
