@@ -373,10 +373,10 @@ impl Engine {
     fn link_changed(&mut self, ifindex: Ifindex, change: Change) {
         let device = self.interfaces.link(ifindex).map(Link::device);
         if let Some(port) = self.ports.get_mut(&ifindex) {
-            let next = OpId(self.last_op + 1);
+            let last = OpId(self.last_op);
             let denied = self.denied.get(&ifindex).copied();
             if change.replaced {
-                port.device_changed(device, denied, next);
+                port.device_changed(device, denied, last);
             } else {
                 port.unblock();
             }
@@ -479,6 +479,7 @@ impl Engine {
                 self.dirty_producers_of(ifindex);
             }
         }
+        self.dirty.ports.insert(ifindex);
         if again {
             self.read(ifindex, false);
         }
@@ -607,7 +608,7 @@ impl Engine {
             if !port.troubles.is_empty() {
                 port.unblock();
             }
-            if port.hangs_on_identity {
+            if port.hangs_on_identity && port.read.out.is_none() {
                 self.read(ifindex, false);
             }
             self.dirty.ports.insert(ifindex);
@@ -690,6 +691,10 @@ impl Engine {
         self.summary.waiting_for = self.waiting_for();
         if self.passed && self.summary.intents.pending == 0 {
             self.summary.first_pass_done = true;
+        }
+        if self.may_remove() {
+            // What is in no complete list has no times to be remembered.
+            self.memory.clear();
         }
     }
 

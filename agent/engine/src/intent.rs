@@ -1,13 +1,40 @@
 //! One intent: a policy for one consumer. Its state, and everything that a change of state brings with it.
 
+use std::net::IpAddr;
+
 use crate::backoff::Backoff;
 use crate::engine::{Engine, Timer};
 use crate::gate::Gate;
 use crate::model::{
-    Boot, FailReason, Happening, HoldReason, Level, LogLine, Mac, Now, OpId, Remembered, State, Token,
+    Boot, FailReason, Happening, HoldReason, Level, LogLine, Mac, Now, OpId, Remembered, ServiceKey, State,
+    Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::Trouble;
+
+/// Tells sets of destinations apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint(u64);
+
+impl Fingerprint {
+    pub(crate) fn of(keys: &[ServiceKey]) -> Self {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut take = |bytes: &[u8]| {
+            for byte in bytes {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        for key in keys {
+            match key.address {
+                IpAddr::V4(address) => take(&address.octets()),
+                IpAddr::V6(address) => take(&address.octets()),
+            }
+            take(&key.port.to_be_bytes());
+            take(&[key.protocol.number(), u8::from(key.address.is_ipv6())]);
+        }
+        Self(hash)
+    }
+}
 
 /// What the kernel was asked about an intent, and what it said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +42,10 @@ pub(crate) enum Proof {
     /// Nothing.
     #[default]
     None,
-    /// The question is out.
-    Asked(OpId, Token),
+    /// The question is out: for this incarnation, about these destinations.
+    Asked(OpId, Token, Fingerprint),
     /// It gives the verdict that the intent wants, as of this operation.
-    Good(OpId, Token),
+    Good(OpId, Token, Fingerprint),
 }
 
 /// One intent.
@@ -139,7 +166,7 @@ pub(crate) fn judge(before: State, facts: &Facts<'_>) -> (State, Option<String>)
                 if *serving {
                     "the switch waits for a ready producer; the old set goes on serving"
                 } else {
-                    "the switch waited for its deadline without a ready producer; the old set was cut off"
+                    "a switch waits for a ready producer; nothing of the old set serves any more"
                 }
                 .to_owned(),
             ),
@@ -234,11 +261,7 @@ impl Engine {
         let memory = self
             .memory
             .remove(&(state.object.uid.clone(), consumer.object.uid.clone()));
-        let mut intent = Intent::new(now, memory);
-        // What an earlier life let go live may stay so.
-        if let Some(port) = consumer.port.and_then(|ifindex| self.ports.get(&ifindex)) {
-            intent.vetted = port.adopted_open();
-        }
+        let intent = Intent::new(now, memory);
         state
             .order
             .insert((rank(intent.state), intent.since.boot, attachment));

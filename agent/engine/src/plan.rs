@@ -21,6 +21,8 @@ pub(crate) struct Trouble {
     pub(crate) message: Arc<str>,
     /// Not tried again before the timer says so.
     pub(crate) blocked: bool,
+    /// There was no answer: nothing is known to be wrong, and what serves goes on.
+    pub(crate) silent: bool,
 }
 
 impl Trouble {
@@ -29,6 +31,7 @@ impl Trouble {
             reason,
             message: Arc::from(message.as_ref()),
             blocked: true,
+            silent: false,
         }
     }
 
@@ -44,6 +47,7 @@ impl Trouble {
     fn silent() -> Self {
         Self {
             blocked: false,
+            silent: true,
             ..Self::new(
                 FailReason::MapWriteFailed,
                 format!("no answer from the kernel in {} s", SILENCE / Boot::SECOND),
@@ -99,7 +103,10 @@ pub(crate) struct Removed {
 pub(crate) enum What {
     Attach(Ifindex),
     Detach(Ifindex),
-    Clear(Ifindex),
+    Clear {
+        ifindex: Ifindex,
+        removed: Vec<Removed>,
+    },
     Row {
         ifindex: Ifindex,
         goal: Goal,
@@ -145,7 +152,7 @@ impl What {
         match self {
             Self::Attach(ifindex)
             | Self::Detach(ifindex)
-            | Self::Clear(ifindex)
+            | Self::Clear { ifindex, .. }
             | Self::Row { ifindex, .. }
             | Self::Sources(ifindex)
             | Self::Entries { ifindex, .. }
@@ -294,7 +301,7 @@ impl Engine {
         match what {
             What::Attach(ifindex) => self.port_trouble(*ifindex, Goal::Attached, trouble),
             What::Detach(ifindex) => self.port_trouble(*ifindex, Goal::Detached, trouble),
-            What::Clear(ifindex) => self.port_trouble(*ifindex, Goal::Cleared, trouble),
+            What::Clear { ifindex, .. } => self.port_trouble(*ifindex, Goal::Cleared, trouble),
             What::Row { ifindex, goal, .. } => self.port_trouble(*ifindex, *goal, trouble),
             What::Sources(ifindex) => self.port_trouble(*ifindex, Goal::Sources, trouble),
             What::Revoke { ifindex, .. } | What::Delete { ifindex, .. } => {
@@ -435,11 +442,11 @@ impl Engine {
                 port.troubles.remove(&Goal::Detached);
             }
             (What::Detach(_), Err(_)) => port.program.failed(op),
-            (What::Clear(_), Ok(_) | Err(OpError::NoDevice)) => {
+            (What::Clear { .. }, Ok(_) | Err(OpError::NoDevice)) => {
                 port.cleared(op);
                 port.troubles.remove(&Goal::Cleared);
             }
-            (What::Clear(_), Err(_)) => port.clear_failed(op),
+            (What::Clear { .. }, Err(_)) => port.clear_failed(op),
             (
                 What::Row {
                     goal,
@@ -494,21 +501,9 @@ impl Engine {
             }
             (What::Delete { removed, .. }, Ok(OpDone { .. })) => {
                 self.port_goal_met(ifindex, Goal::Unclaimed);
-                for Removed {
-                    policy,
-                    consumer,
-                    keys,
-                } in removed
-                {
-                    self.out.log.push(LogLine {
-                        level: Level::Info,
-                        what: Happening::Removed(keys),
-                        policy,
-                        consumer,
-                        ifindex: Some(ifindex),
-                    });
-                }
+                self.say_removed(ifindex, removed);
             }
+            (What::Clear { removed, .. }, Ok(OpDone { .. })) => self.say_removed(ifindex, removed),
             (What::Revoke { .. }, Ok(_)) => self.port_goal_met(ifindex, Goal::Unclaimed),
             (What::Attach(_), Err(OpError::NoDevice)) => self.no_device(flight.device),
             (What::Attach(ifindex), Err(error)) if same => {
@@ -517,9 +512,26 @@ impl Engine {
                     format!("{error}; the traffic of this interface takes the default path").into();
                 self.port_trouble(ifindex, Goal::Attached, trouble);
             }
-            (What::Detach(_) | What::Clear(_), Err(OpError::NoDevice)) => {}
+            (What::Detach(_) | What::Clear { .. }, Err(OpError::NoDevice)) => {}
             (what, Err(error)) => self.troubled_by(&what, Trouble::of(&error, FailReason::MapWriteFailed)),
             _ => {}
+        }
+    }
+
+    fn say_removed(&mut self, ifindex: Ifindex, removed: Vec<Removed>) {
+        for Removed {
+            policy,
+            consumer,
+            keys,
+        } in removed
+        {
+            self.out.log.push(LogLine {
+                level: Level::Info,
+                what: Happening::Removed(keys),
+                policy,
+                consumer,
+                ifindex: Some(ifindex),
+            });
         }
     }
 

@@ -11,7 +11,7 @@ use crate::cell::Cell;
 use crate::conflict::{Claim, Claims};
 use crate::engine::Engine;
 use crate::gate::{Gate, Known, classify};
-use crate::intent::{Facts, Intent, Producers, Proof, judge};
+use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
 use crate::model::{
     Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, LinkKind, Mac, Op, OpError, OpId, OpResult,
     Row, ServiceKey, SlotId, Token,
@@ -181,16 +181,16 @@ impl Port {
     }
 
     /// The incarnation that an earlier life let go live here.
-    pub(crate) fn adopted_open(&self) -> Option<(Mac, Token)> {
+    fn adopted_open(&self) -> Option<(Mac, Token)> {
         let mac = self.program.sure().copied().flatten()?;
         let token = self.row.sure().copied().flatten()?.token?;
         self.adopted.then_some((mac, token))
     }
 
     /// Another device has this number now, or none.
-    pub(crate) fn device_changed(&mut self, device: Option<Device>, denied: Option<Device>, next: OpId) {
+    pub(crate) fn device_changed(&mut self, device: Option<Device>, denied: Option<Device>, last: OpId) {
         let first = self.adopted && self.device.is_none() && !self.stale;
-        self.touched = next;
+        self.touched = last;
         self.ready = None;
         self.ready_since = None;
         self.known = Known::Unread;
@@ -474,7 +474,6 @@ impl Engine {
             }
         }
         self.dirty.ports.extend(before);
-        let mut vetted = None;
         if let Some(ifindex) = holder {
             let device = self.interfaces.link(ifindex).map(|link| link.device());
             let port = self.ports.entry(ifindex).or_insert_with(|| Port {
@@ -482,7 +481,6 @@ impl Engine {
                 ..Port::default()
             });
             port.attachments.insert(id);
-            vetted = port.adopted_open();
             let unread = port.known == Known::Unread && port.read.out.is_none();
             if unread {
                 self.read(ifindex, false);
@@ -491,7 +489,7 @@ impl Engine {
         for policy in consumes {
             if let Some(intent) = self.intent_mut(policy, id) {
                 intent.proof = Proof::None;
-                intent.vetted = vetted;
+                intent.vetted = None;
                 intent.entries_trouble = None;
                 intent.proof_trouble = None;
                 intent.fallback = 0;
@@ -648,11 +646,18 @@ impl Engine {
 
     /// An earlier life may have ended between the closing of an entry and the new epoch: flows may still be
     /// there that no entry allows. Entries that are closed although nobody wants them so are the trace of it.
-    fn trace(&self, port: &mut Port, claims: &Claims) {
+    fn trace(&mut self, port: &mut Port, claims: &Claims) {
         if !port.adopted || port.traced {
             return;
         }
         port.traced = true;
+        // What an earlier life let go live may stay so.
+        let vetted = port.adopted_open();
+        for claim in &claims.intents {
+            if let Some(intent) = self.intent_mut(claim.policy, claim.attachment) {
+                intent.vetted = vetted;
+            }
+        }
         let closed = port.entries.iter().any(|(key, cell)| {
             let owner = claims.keys.get(key).and_then(|index| {
                 let policy = claims.intents[*index].policy;
@@ -693,7 +698,18 @@ impl Engine {
         if !port.quiet() || port.blocked(Goal::Cleared) {
             return;
         }
-        let op = self.send(What::Clear(ifindex), port.device, Op::ClearInterface { ifindex });
+        let keys: Vec<ServiceKey> = port.entries.keys().copied().collect();
+        // With a device that is gone nobody was deselected.
+        let removed = if port.device.is_some() && !port.stale {
+            self.removed(port, &keys)
+        } else {
+            Vec::new()
+        };
+        let op = self.send(
+            What::Clear { ifindex, removed },
+            port.device,
+            Op::ClearInterface { ifindex },
+        );
         port.last_epoch = port
             .row
             .values()
@@ -722,7 +738,6 @@ impl Engine {
             has_sources,
         };
         self.write_row(ifindex, port, row, Goal::RowClosed, false);
-        port.troubles.remove(&Goal::RowOpen);
     }
 
     fn write_row(&mut self, ifindex: Ifindex, port: &mut Port, row: Row, goal: Goal, opening: bool) {
@@ -749,6 +764,9 @@ impl Engine {
     /// The incarnation that the row may be open for.
     fn target(&self, port: &Port, claims: &Claims) -> Option<Token> {
         let ready = port.ready.as_ref()?;
+        if port.troubles.contains_key(&Goal::Sources) {
+            return None;
+        }
         let usable = claims
             .intents
             .iter()
@@ -820,7 +838,10 @@ impl Engine {
             && claim.refused.is_none()
             && state.full.is_empty()
             && intent.fallback == 0
-            && intent.entries_trouble.is_none();
+            && intent
+                .entries_trouble
+                .as_ref()
+                .is_none_or(|trouble| trouble.silent);
         let token = port
             .ready
             .as_ref()
@@ -833,20 +854,21 @@ impl Engine {
         let reachable = slot.reaches_other_than(ifindex);
         let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
         plan.deliverable = allowed && token.is_some() && reachable && granted && !claim.keys.is_empty();
-        if let (Proof::Good(op, proven_for), Some(token)) = (intent.proof, token) {
+        if let (Proof::Good(op, proven_for, keys), Some(token)) = (intent.proof, token) {
             plan.proven = allowed
                 && proven_for == token
+                && keys == Fingerprint::of(&claim.keys)
                 && op > port.touched
                 && op > intent.touched
                 && op > slot.touched
                 && intent.proof_trouble.is_none();
         }
         plan.vetted = allowed
-            && intent.proof_trouble.is_none()
+            && intent.proof_trouble.as_ref().is_none_or(|trouble| trouble.silent)
             && intent.vetted.is_some()
             && intent.vetted == port.device.map(|d| d.mac).zip(token.or(port.open_for()));
         let asked = match intent.proof {
-            Proof::Asked(op, _) => !self.is_silent(Some(op)),
+            Proof::Asked(op, ..) => !self.is_silent(Some(op)),
             Proof::None | Proof::Good(..) => false,
         };
         plan.undecided = allowed
@@ -907,6 +929,10 @@ impl Engine {
         let row_may_be_open = port.may_be_open();
         let live = row_may_be_open || opening;
         let uncovered = port.revoked != port.covered;
+        // The row is about to be closed: what is open behind it may stay so, unless that fails.
+        let closing = row_may_be_open
+            && port.open_for().is_none_or(|token| target != Some(token))
+            && !port.troubles.contains_key(&Goal::RowClosed);
         let keys: BTreeSet<ServiceKey> = claims.keys.keys().chain(port.entries.keys()).copied().collect();
         let mut deletes: Vec<ServiceKey> = Vec::new();
         let mut revokes: BTreeMap<ServiceKey, Entry> = BTreeMap::new();
@@ -962,7 +988,10 @@ impl Engine {
                 || claim.refused.is_some()
                 || !state.full.is_empty()
                 || intent.fallback > 0
-                || intent.proof_trouble.is_some()
+                || intent
+                    .proof_trouble
+                    .as_ref()
+                    .is_some_and(|trouble| !trouble.silent)
                 || !self.granted(state, port, claim, &key);
             let open_here = cell
                 .sure()
@@ -982,9 +1011,14 @@ impl Engine {
                     && port.open_for() == target
                     && self.leaves_a_trace(cell, claims, &key)
             } else {
-                (plan.proven && plan.deliverable) || (open_here && plan.vetted)
+                (plan.proven && plan.deliverable) || (open_here && (plan.vetted || closing))
             };
             let wanted = Entry { policy: slot, open };
+            let closes = !open && cell.may(|entry| is_open(*entry));
+            if !closes && !self.slots.get(&slot).is_some_and(|slot| slot.cell.idle()) {
+                // What opens or claims stands on the slot; while that is being written it waits.
+                continue;
+            }
             if !cell.is(&Some(wanted)) {
                 writes.entry(index).or_default().insert(key, wanted);
             }
@@ -1113,6 +1147,12 @@ impl Engine {
             return;
         }
         let removed = self.removed(port, &deletes);
+        let delivering = port.may_be_open()
+            && deletes.iter().any(|key| {
+                port.entries
+                    .get(key)
+                    .is_some_and(|cell| cell.may(|entry| is_open(*entry)))
+            });
         let op = self.send(
             What::Delete {
                 ifindex,
@@ -1129,6 +1169,10 @@ impl Engine {
             if let Some(cell) = port.entries.get_mut(&key) {
                 cell.send(op, None);
             }
+        }
+        if delivering {
+            port.revoked = port.revoked.wrapping_add(1);
+            port.revoking.insert(op);
         }
     }
 
@@ -1258,6 +1302,7 @@ impl Engine {
             }
             _ => {
                 port.ready_since = None;
+                port.troubles.remove(&Goal::RowOpen);
                 self.close_row(ifindex, port);
             }
         }
@@ -1306,6 +1351,15 @@ impl Engine {
             if !plan.deliverable || plan.proven {
                 continue;
             }
+            let current = self
+                .objects
+                .policies
+                .get(&plan.policy)
+                .is_some_and(|state| state.current);
+            if !current && plan.vetted && row.token == Some(token) {
+                // The old set serves on; there is nothing to say and nothing to open.
+                continue;
+            }
             let claim = &claims.intents[index];
             let Some(intent) = self.intent(plan.policy, plan.attachment) else {
                 continue;
@@ -1341,13 +1395,14 @@ impl Engine {
                 backends,
             };
             let (policy, attachment) = (plan.policy, plan.attachment);
+            let keys = Fingerprint::of(&claim.keys);
             let op = self.send(
                 What::ProveIntent(policy, attachment),
                 Some(device),
                 Op::ProveIntent(proof),
             );
             if let Some(intent) = self.intent_mut(policy, attachment) {
-                intent.proof = Proof::Asked(op, token);
+                intent.proof = Proof::Asked(op, token, keys);
             }
         }
     }
@@ -1483,7 +1538,7 @@ impl Engine {
         let Some(intent) = self.intent_mut(policy, attachment) else {
             return;
         };
-        let Proof::Asked(asked, token) = intent.proof else {
+        let Proof::Asked(asked, token, keys) = intent.proof else {
             return;
         };
         if asked != op {
@@ -1495,7 +1550,7 @@ impl Engine {
         }
         match result {
             Ok(_) => {
-                intent.proof = Proof::Good(op, token);
+                intent.proof = Proof::Good(op, token, keys);
                 intent.proof_trouble = None;
                 self.out.measured.push((Leg::WrittenToProven, took));
             }
@@ -1628,8 +1683,12 @@ impl Engine {
             epoch: port.row.sure().copied().flatten().map_or(0, |row| row.epoch),
         };
         let proven = match intent.proof {
-            Proof::Good(op, token) => {
-                token == ready.token && op > port.touched && op > intent.touched && op > slot.touched
+            Proof::Good(op, token, keys) => {
+                token == ready.token
+                    && keys == Fingerprint::of(&claim.keys)
+                    && op > port.touched
+                    && op > intent.touched
+                    && op > slot.touched
             }
             Proof::None | Proof::Asked(..) => false,
         };

@@ -2,6 +2,7 @@
 //!
 //! A set is never changed: a new one is written beside it, proven, and one write of the policy slot switches.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -103,6 +104,8 @@ struct Building {
     set: Set,
     /// Backends that are in no other set.
     new: BTreeSet<BackendId>,
+    /// Backends that had left already, and until when flows could stay with them.
+    revived: BTreeMap<BackendId, Boot>,
     stage: Stage,
 }
 
@@ -119,6 +122,8 @@ pub(crate) struct SlotState {
     /// Backends that left and may still drain.
     draining: BTreeSet<BackendId>,
     last_generation: u32,
+    /// What is served once the selector that is out has been written.
+    sent: Option<Served>,
     pub(crate) trouble: Option<Trouble>,
     /// The last operation that makes proofs void.
     pub(crate) touched: OpId,
@@ -158,6 +163,7 @@ impl SlotState {
             building: None,
             draining: BTreeSet::new(),
             last_generation: 0,
+            sent: None,
             trouble: None,
             touched: OpId(0),
             backends_out: BTreeSet::new(),
@@ -632,10 +638,7 @@ impl Engine {
         };
         if slot_state.cell.is(&None) {
             // The slot comes first, empty: from now on destinations can be claimed.
-            self.write_selector(id, slot, Selected::default(), None);
-            return;
-        }
-        if !slot_state.cell.idle() {
+            self.write_selector(id, slot, Selected::default(), None, true);
             return;
         }
         let serving = self.still_ready(slot_state);
@@ -700,6 +703,14 @@ impl Engine {
             .as_ref()
             .is_some_and(|building| right(&building.set));
         let sure = slot_state.cell.sure().is_some();
+        if !slot_state.cell.idle() {
+            if let Some(state) = self.objects.policies.get_mut(&id)
+                && !last_right
+            {
+                state.current = false;
+            }
+            return;
+        }
         if last_right {
             self.give_up_building(slot);
             if sure {
@@ -788,7 +799,7 @@ impl Engine {
             }
         } else if !blocked {
             let selected = value.selected;
-            self.write_selector(id, slot, selected, None);
+            self.write_selector(id, slot, selected, None, false);
         }
     }
 
@@ -800,7 +811,7 @@ impl Engine {
             return;
         }
         if let Some(selected) = slot_state.sets.last().map(|set| set.selected) {
-            self.write_selector(id, slot, selected, None);
+            self.write_selector(id, slot, selected, None, true);
         }
     }
 
@@ -824,7 +835,7 @@ impl Engine {
             table: Vec::new(),
             members: BTreeMap::new(),
         };
-        self.write_selector(id, slot, selected, Some(set));
+        self.write_selector(id, slot, selected, Some(set), true);
     }
 
     /// Writes a new set beside the present one.
@@ -852,17 +863,24 @@ impl Engine {
             .copied()
             .collect();
         let mut members: BTreeMap<MemberKey, BackendId> = BTreeMap::new();
+        let mut revived = BTreeMap::new();
         for backend in known {
             let Some(state) = self.backends.get(&backend) else {
                 continue;
             };
             let key = (state.content.ifindex, state.content.token);
-            if state.phase != Phase::Freeing
+            let fits = state.phase != Phase::Freeing
                 && wanted
                     .get(&key)
-                    .is_some_and(|wanted| wanted.matches(&state.content))
-            {
-                members.entry(key).or_insert(backend);
+                    .is_some_and(|wanted| wanted.matches(&state.content));
+            if !fits {
+                continue;
+            }
+            if let Entry::Vacant(place) = members.entry(key) {
+                place.insert(backend);
+                if state.phase == Phase::Draining {
+                    revived.insert(backend, state.content.drain_until.unwrap_or(now));
+                }
             }
         }
         let missing = wanted.len() - members.len();
@@ -974,6 +992,7 @@ impl Engine {
                     members,
                 },
                 new,
+                revived,
                 stage: Stage::Writing {
                     backends: Some(backends_op),
                     slots: Some(slots_op),
@@ -1037,7 +1056,7 @@ impl Engine {
                 if let Some(slot_state) = self.slots.get_mut(&slot) {
                     slot_state.building = None;
                 }
-                self.write_selector(id, slot, selected, Some(set));
+                self.write_selector(id, slot, selected, Some(set), true);
             }
             Stage::Writing { .. } | Stage::Proving(_) => {}
         }
@@ -1064,7 +1083,16 @@ impl Engine {
         let Some(building) = slot_state.building.take() else {
             return true;
         };
-        self.retire(slot, building.set, &building.new.into_iter().collect());
+        for (id, until) in &building.revived {
+            if let Some(state) = self.backends.get_mut(id) {
+                state.phase = Phase::Draining;
+            }
+            if let Some(slot_state) = self.slots.get_mut(&slot) {
+                slot_state.draining.insert(*id);
+            }
+            self.release_at((*until).max(self.now.boot).plus(GRACE), Release::Drained(*id));
+        }
+        self.retire(slot, building.set, &building.new);
         true
     }
 
@@ -1115,8 +1143,15 @@ impl Engine {
         op
     }
 
-    /// Writes the policy slot. `set`: the selector moves there; none: it stays.
-    fn write_selector(&mut self, id: PolicyId, slot: SlotId, selected: Selected, set: Option<Set>) {
+    /// Writes the policy slot. `set`: the selector leads there from now on. `moves`: not where it led before.
+    fn write_selector(
+        &mut self,
+        id: PolicyId,
+        slot: SlotId,
+        selected: Selected,
+        set: Option<Set>,
+        moves: bool,
+    ) {
         let wall_ms = self.now.wall_ms;
         let (Some(state), Some(slot_state)) = (self.objects.policies.get(&id), self.slots.get_mut(&slot))
         else {
@@ -1125,12 +1160,16 @@ impl Engine {
         if slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) {
             return;
         }
-        let (served_generation, served_since_ms) = match (&set, &state.served) {
-            (None, Some(served)) => (served.generation, served.since_ms),
-            (Some(_), Some(served)) if state.waiting || served.generation == state.spec_generation => {
-                (served.generation, served.since_ms)
+        // A selector that moves serves the present generation, unless that one still waits.
+        let served = match &state.served {
+            Some(served) if !moves || state.waiting || served.generation == state.spec_generation => {
+                served.clone()
             }
-            (None | Some(_), _) => (state.spec_generation, wall_ms),
+            Some(_) | None => Served {
+                generation: state.spec_generation,
+                since_ms: wall_ms,
+                spec: state.spec.clone(),
+            },
         };
         let value = PolicySlot {
             name: slot_state.name,
@@ -1140,8 +1179,8 @@ impl Engine {
                 .spec
                 .as_ref()
                 .is_some_and(|spec| spec.while_held == WhileHeld::Pass),
-            served_generation,
-            served_since_ms,
+            served_generation: served.generation,
+            served_since_ms: served.since_ms,
             waiting_since: state.waiting_since,
             last_set_generation: slot_state.last_generation,
         };
@@ -1163,6 +1202,7 @@ impl Engine {
         );
         if let Some(slot_state) = self.slots.get_mut(&slot) {
             slot_state.cell.send(op, Some(value));
+            slot_state.sent = moves.then_some(served);
             slot_state.touched = op;
         }
     }
@@ -1174,10 +1214,11 @@ impl Engine {
         ifindex: Ifindex,
     ) -> Option<(Selected, BTreeMap<BackendId, Backend>)> {
         let slot = self.slots.get(&slot)?;
-        if !slot.settled() {
+        let set = slot.selected_set()?;
+        let unsure = |id: &BackendId| self.backends.get(id).is_none_or(|backend| backend.unsure);
+        if !slot.backends_out.is_empty() || set.members.values().any(unsure) {
             return None;
         }
-        let set = slot.selected_set()?;
         let mut backends = self.contents(set);
         backends.retain(|_, backend| backend.ifindex != ifindex);
         (!backends.is_empty()).then_some((set.selected, backends))
@@ -1318,23 +1359,11 @@ impl Engine {
             self.retire(slot, set, &left);
         }
         // Whatever was selected on the strength of this generation now serves it.
-        if let Some(state) = owner.and_then(|owner| self.objects.policies.get_mut(&owner)) {
-            let value = self
-                .slots
-                .get(&slot)
-                .and_then(|slot| slot.cell.sure().cloned().flatten());
-            if let Some(value) = value
-                && state
-                    .served
-                    .as_ref()
-                    .is_none_or(|s| s.generation != value.served_generation)
-            {
-                state.served = Some(Served {
-                    generation: value.served_generation,
-                    since_ms: value.served_since_ms,
-                    spec: None,
-                });
-            }
+        let sent = self.slots.get_mut(&slot).and_then(|state| state.sent.take());
+        if let Some(state) = owner.and_then(|owner| self.objects.policies.get_mut(&owner))
+            && sent.is_some()
+        {
+            state.served = sent;
         }
         self.slot_answered(slot, None);
     }
@@ -1488,7 +1517,7 @@ impl Engine {
                     Release::Backend(id) => self.backend_ids.give(id),
                     Release::Drained(id) => {
                         let due = self.now.boot;
-                        let may_remove = self.may_remove();
+                        let passed = self.passed;
                         if let Some(state) = self.backends.get_mut(&id)
                             && state.phase == Phase::Draining
                         {
@@ -1496,7 +1525,7 @@ impl Engine {
                             if until > due {
                                 // It came back and left once more since.
                                 self.release_at(until.plus(GRACE), Release::Drained(id));
-                            } else if may_remove {
+                            } else if passed {
                                 state.phase = Phase::Freeing;
                                 free.push(id);
                             } else {
@@ -1550,7 +1579,21 @@ impl Engine {
         }
         let consumers: Vec<AttachmentId> = state.intents.keys().copied().collect();
         if let Some(state) = self.objects.policies.get_mut(&id) {
+            let other_set = state
+                .face
+                .as_ref()
+                .is_none_or(|before| before.value != face.value);
             state.face = Some(face);
+            if other_set {
+                // What was disproved of another set says nothing about this one.
+                for trouble in state
+                    .intents
+                    .values_mut()
+                    .filter_map(|i| i.proof_trouble.as_mut())
+                {
+                    trouble.blocked = false;
+                }
+            }
         }
         for consumer in consumers {
             self.dirty_attachment(consumer);

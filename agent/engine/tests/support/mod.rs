@@ -10,6 +10,8 @@
     reason = "test code that is shared; each suite uses its own part"
 )]
 
+mod kernel;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -303,6 +305,13 @@ pub struct Bench {
     pub out: BTreeMap<OpId, Op>,
     /// What the registry says; read when asked.
     pub registry: BTreeMap<Ifindex, RegistryRead>,
+    /// Operations that were answered with yes were carried out here.
+    pub kernel: kernel::Kernel,
+    /// The devices that were told of.
+    pub links: BTreeMap<Ifindex, Link>,
+    /// The objects in force.
+    objects: BTreeMap<(bool, ObjectName), ObjectChange>,
+    features: Features,
     /// Other effects, in order.
     pub effects: Vec<Effect>,
 }
@@ -317,6 +326,10 @@ impl Bench {
             },
             out: BTreeMap::new(),
             registry: BTreeMap::new(),
+            kernel: kernel::Kernel::default(),
+            links: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            features,
             effects: Vec::new(),
         }
     }
@@ -332,7 +345,58 @@ impl Bench {
     }
 
     pub fn give(&mut self, event: Event) {
+        match &event {
+            Event::Link(link) => {
+                self.links.insert(link.ifindex, link.clone());
+            }
+            Event::LinkGone(ifindex) => {
+                self.links.remove(ifindex);
+            }
+            Event::LinkDump(links) => {
+                self.links = links.iter().map(|link| (link.ifindex, link.clone())).collect();
+            }
+            Event::Objects(changes) => {
+                for change in changes {
+                    match change {
+                        ObjectChange::Policy(policy) => {
+                            self.objects.insert((true, policy.name.clone()), change.clone());
+                        }
+                        ObjectChange::Attachment(attachment) => {
+                            self.objects
+                                .insert((false, attachment.name.clone()), change.clone());
+                        }
+                        ObjectChange::PolicyGone(name) => {
+                            self.objects.remove(&(true, name.clone()));
+                        }
+                        ObjectChange::AttachmentGone(name) => {
+                            self.objects.remove(&(false, name.clone()));
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
         self.engine.handle(event, self.now);
+    }
+
+    /// The process dies; what is out was not carried out. Another one begins, and reads the pins.
+    pub fn crash(&mut self) {
+        let remembered = self.engine.view().remembered();
+        self.engine = Engine::new(config(self.features));
+        self.out.clear();
+        let devices = self.links.keys().copied().collect();
+        let adoption = self.kernel.adoption(&devices);
+        self.give(Event::Adopted(Box::new(adoption)));
+        self.give(Event::Remembered(remembered));
+    }
+
+    /// Gives the new life all that there is.
+    pub fn wake(&mut self) {
+        let links = self.links.values().cloned().collect();
+        self.give(Event::LinkDump(links));
+        let objects = self.objects.values().cloned().collect();
+        self.give(Event::Objects(objects));
+        self.give(Event::SourceComplete);
     }
 
     /// Polls, answers reads of the registry, and gives the operations that were sent, in order.
@@ -365,7 +429,8 @@ impl Bench {
 
     /// Answers everything that is out with yes, then polls.
     pub fn yes(&mut self) -> Vec<Op> {
-        for (id, _) in std::mem::take(&mut self.out) {
+        for (id, op) in std::mem::take(&mut self.out) {
+            self.kernel.carry_out(&op);
             self.give(Event::Answer(id, Ok(OpDone { writes: 1 })));
         }
         self.poll()
@@ -412,7 +477,11 @@ impl Bench {
             .map(|(id, _)| *id)
             .collect();
         assert_eq!(ids.len(), 1, "one operation like this among {:#?}", self.out);
-        self.out.remove(&ids[0]);
+        if let Some(op) = self.out.remove(&ids[0])
+            && result.is_ok()
+        {
+            self.kernel.carry_out(&op);
+        }
         self.give(Event::Answer(ids[0], result));
     }
 
