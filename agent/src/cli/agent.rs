@@ -12,8 +12,8 @@ use crate::telemetry::{self, LogFormat};
 
 /// Flags are [`AgentArgs`]: what they are is the business of the configuration.
 pub(super) const EXAMPLES: &str = "\
-It ends on SIGTERM and SIGINT, and detaches nothing then: what is programmed goes on serving, and the next
-agent takes it over.
+It ends on SIGTERM and SIGINT, and detaches nothing then: what is programmed goes on serving, and the next agent \
+takes it over.
 
 Exit codes: 0 it was told to end, 1 it could not start or had to end, 2 the flags are wrong.
 

@@ -33,12 +33,12 @@ pub enum Command {
 /// Flags of `holdfast attachment register`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
-Each call makes a new random token: a workload that was recreated is another one, even if interface and
-identity are the same. Returns when the agent has attached its program and written its rows, so that the
-first packet of the workload meets its policies.
+Each call makes a new random token: a workload that was recreated is another one, even if interface and identity \
+are the same. Returns when the agent has attached its program and written its rows, so that the first packet of the \
+workload meets its policies.
 
-Exit codes: 0 registered, and the agent has taken it in; 1 not registered; 2 registered, but the agent is
-not running or did not answer in time (it finds the registration by itself).
+Exit codes: 0 registered, and the agent has taken it in; 1 not registered; 2 registered, but the agent is not \
+running or did not answer in time (it finds the registration by itself).
 
 Examples:
   holdfast attachment register --interface hfweb0 --identity 3f0c6a1e
@@ -70,7 +70,7 @@ pub struct RegisterArgs {
 /// Flags of `holdfast attachment unregister`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
-Removes nothing unless the token is still the registered one: a late call of the previous incarnation never
+Removes nothing unless the token is still the registered one: a late call of the previous incarnation never \
 touches the new one.
 
 Exit codes: 0 it is not registered (any more), 1 another incarnation is registered, 2 could not tell.
@@ -95,8 +95,10 @@ pub struct UnregisterArgs {
 /// Flags of `holdfast attachment list`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
-DEVICE is `present` if the device that was registered is there now, `gone` if it is not (its number may
-have gone to another one).")]
+DEVICE is `present` if the device that was registered is there now, `gone` if it is not (its number may have gone to \
+another one).
+
+Exit codes: 0 here they are, 2 could not tell.")]
 pub struct ListArgs {
     /// Form of the output.
     #[command(flatten)]

@@ -4,6 +4,8 @@ pub mod health;
 pub mod http;
 pub mod metrics;
 pub mod socket;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 use std::sync::Arc;

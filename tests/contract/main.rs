@@ -1,0 +1,568 @@
+//! What others script against, word for word: help, metrics, JSON, report, exit codes.
+//!
+//! `HOLDFAST_BLESS=1` writes the golden files anew; what it changes there is a change of the contract, and is read as
+//! one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use clap::{CommandFactory, Parser};
+use holdfast::cli::{self, Cli};
+use holdfast::clock::System;
+use holdfast::datapath::{MapStats, Stats};
+use holdfast::driver::lanes::LanesHealth;
+use holdfast::driver::{self, Handle, Histogram, MetricsSnapshot, PolicyStatus, Snapshot};
+use holdfast::report::Stamps;
+use holdfast::report::file::{self, WriteCounts};
+use holdfast::serve::metrics::{Scrape, render};
+use holdfast::serve::wire::{PolicyDetail, Status, Waited};
+use holdfast::serve::{self, Sources, socket};
+use holdfast::source::{SourceProblem, SourceStatus};
+use holdfast_engine::model::{
+    Boot, FailReason, HoldReason, Leg, Mac, Now, ObjectName, Origin, State, Token, Uid,
+};
+use holdfast_engine::view::{
+    AttachmentView, Barrier, Counts, IntentView, PolicyView, Serving, Settled, Summary,
+};
+use holdfast_tests::{Reason, skip};
+use tokio::sync::{mpsc, watch};
+
+holdfast_tests::suite!(needs [];
+    help_texts,
+    metric_names_and_labels,
+    metrics_pass_promtool,
+    closed_families_are_there_from_the_start,
+    status_json,
+    policy_json,
+    wait_json,
+    report_fields,
+    exit_codes,
+);
+
+/// Compares with a golden file, or writes it.
+fn golden(name: &str, text: &str) -> anyhow::Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("contract/golden")
+        .join(name);
+    if std::env::var_os("HOLDFAST_BLESS").is_some() {
+        return std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+    }
+    let expected =
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    if expected == text {
+        return Ok(());
+    }
+    let mut difference = String::new();
+    let (before, now): (Vec<_>, Vec<_>) = (expected.lines().collect(), text.lines().collect());
+    for at in 0..before.len().max(now.len()) {
+        let (before, now) = (before.get(at), now.get(at));
+        if before != now {
+            writeln!(difference, "line {}", at + 1)?;
+            for (mark, line) in [('-', before), ('+', now)] {
+                if let Some(line) = line {
+                    writeln!(difference, "{mark} {line}")?;
+                }
+            }
+        }
+    }
+    bail!("the contract in {name} differs:\n{difference}")
+}
+
+fn pretty(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+// --- an example of everything ------------------------------------------------------------------------------
+
+/// The boot clock was 0 at this time; all moments below are seconds after it.
+const BOOTED_MS: i64 = 1_700_000_000_000;
+
+fn at(seconds: u64) -> Now {
+    Now {
+        boot: Boot(seconds * Boot::SECOND),
+        wall_ms: BOOTED_MS + i64::try_from(seconds).unwrap_or(0) * 1_000,
+    }
+}
+
+fn stamps() -> Stamps {
+    let stamps = Stamps::default();
+    stamps.observe(at(1_000));
+    stamps
+}
+
+fn shop(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn policies() -> Vec<PolicyView> {
+    let view = |name: &str, state| PolicyView {
+        name: shop(name),
+        uid: Uid(format!("uid-{name}")),
+        generation: 1,
+        origin: None,
+        covers: 0x9f3a_b1c2_d3e4_f506,
+        state,
+        intents: Counts {
+            programmed: 1,
+            ..Counts::default()
+        },
+        since: at(900),
+        held_since: None,
+        serving: None,
+        message: None,
+        applied: 1,
+        proven: 1,
+        behind_since: None,
+    };
+    vec![
+        PolicyView {
+            generation: 8,
+            origin: Some(Origin {
+                uid: Uid("uid-hub".to_owned()),
+                generation: 3,
+            }),
+            intents: Counts {
+                programmed: 1,
+                held: 2,
+                ..Counts::default()
+            },
+            held_since: Some(at(800)),
+            serving: Some(Serving {
+                generation: 7,
+                since_ms: at(700).wall_ms,
+            }),
+            message: Some("shop/web-1: no producer is ready".to_owned()),
+            applied: 8,
+            proven: 7,
+            ..view("dns", State::Held(HoldReason::NoReadyProducer))
+        },
+        PolicyView {
+            generation: 2,
+            intents: Counts {
+                failed: 1,
+                ..Counts::default()
+            },
+            message: Some("shop/web-0: map services is full: 4 entries needed, 2 in all".to_owned()),
+            applied: 2,
+            ..view("mail", State::Failed(FailReason::MapFull))
+        },
+        PolicyView {
+            intents: Counts {
+                pending: 1,
+                removing: 1,
+                ..Counts::default()
+            },
+            behind_since: Some(at(950)),
+            ..view("new", State::Pending)
+        },
+        view("web", State::Programmed),
+    ]
+}
+
+fn summary() -> Summary {
+    Summary {
+        intents: Counts {
+            pending: 1,
+            programmed: 2,
+            held: 2,
+            failed: 1,
+            removing: 1,
+        },
+        held: HoldReason::ALL
+            .map(|reason| (reason, u64::from(reason == HoldReason::NoReadyProducer) * 2))
+            .into(),
+        failed: FailReason::ALL
+            .map(|reason| (reason, u64::from(reason == FailReason::MapFull)))
+            .into(),
+        holds_begun: HoldReason::ALL.map(|reason| (reason, 5)).into(),
+        policies: 4,
+        attachments: 2,
+        waiting_for: Vec::new(),
+        first_pass_done: true,
+    }
+}
+
+fn source() -> SourceStatus {
+    SourceStatus {
+        objects: BTreeMap::from([("Attachment".to_owned(), 2), ("RoutePolicy".to_owned(), 4)]),
+        problems: vec![SourceProblem {
+            file: "shop.yaml".to_owned(),
+            line: Some(12),
+            column: Some(9),
+            reason: "RoutePolicy shop/old: spec.destinations[0].port: a service needs one with protocol UDP"
+                .to_owned(),
+            excerpt: Some(">   12 |   port: 0\n".to_owned()),
+        }],
+    }
+}
+
+fn snapshot() -> Snapshot {
+    let attachment = |name: &str, ifindex, hold: Option<HoldReason>| AttachmentView {
+        name: shop(name),
+        uid: Uid(format!("uid-{name}")),
+        interface: format!("hf{name}"),
+        ifindex,
+        mac: ifindex.map(|_| Mac([2, 0, 0, 0, 0, 7])),
+        hold,
+        attached: hold.is_none(),
+        open: hold.is_none(),
+    };
+    Snapshot {
+        node: "edge-1".to_owned(),
+        epoch: "8c1f8e0b5a3d4f60".to_owned(),
+        now_wall_ms: at(1_000).wall_ms,
+        now_boot_ns: at(1_000).boot.0,
+        summary: summary(),
+        policies: policies(),
+        attachments: vec![
+            attachment("web-0", Some(7), None),
+            attachment("web-1", None, Some(HoldReason::InterfaceMissing)),
+        ],
+        source: source(),
+        source_age_ns: Some(2 * Boot::SECOND),
+    }
+}
+
+fn policy_status() -> PolicyStatus {
+    let intent = |consumer: &str, state, message: Option<&str>| IntentView {
+        policy: shop("dns"),
+        policy_uid: Uid("uid-dns".to_owned()),
+        consumer: shop(consumer),
+        consumer_uid: Uid(format!("uid-{consumer}")),
+        interface: format!("hf{consumer}"),
+        ifindex: Some(7),
+        token: Token::new(1),
+        state,
+        since: at(900),
+        held_since: matches!(state, State::Held(_)).then_some(at(800)),
+        message: message.map(str::to_owned),
+    };
+    PolicyStatus {
+        policy: policies().remove(0),
+        intents: vec![
+            intent("web-0", State::Programmed, None),
+            intent(
+                "web-1",
+                State::Held(HoldReason::NoReadyProducer),
+                Some("no producer is ready"),
+            ),
+        ],
+    }
+}
+
+fn metrics_snapshot() -> MetricsSnapshot {
+    let mut histogram = Histogram::default();
+    histogram.observe(120_000);
+    histogram.observe(4_000_000);
+    MetricsSnapshot {
+        now_wall_ms: at(1_000).wall_ms,
+        now_boot_ns: at(1_000).boot.0,
+        summary: summary(),
+        policies: policies(),
+        source: source(),
+        source_last_activity_ms: Some(at(998).wall_ms),
+        durations: BTreeMap::from([(Leg::ReadyToProgrammed, histogram.clone())]),
+        queue_depth: 3,
+        queue_wait: histogram.clone(),
+        pass_duration: histogram,
+        report_writes: BTreeMap::from([("ok", 9), ("error", 1)]),
+        loop_errors: BTreeMap::from([("netlink", 1), ("memory", 0)]),
+        netlink_overruns: 1,
+        netlink_resyncs: 1,
+    }
+}
+
+fn scrape(snapshot: MetricsSnapshot, stats: Stats) -> anyhow::Result<String> {
+    Ok(render(Scrape {
+        snapshot,
+        stats,
+        stamps: stamps(),
+        started: at(10),
+        source: "dir",
+    })?)
+}
+
+fn full_scrape() -> anyhow::Result<String> {
+    let map = |entries, capacity| MapStats {
+        entries,
+        capacity,
+        updates: 5,
+        deletes: 2,
+    };
+    let stats = Stats {
+        maps: BTreeMap::from([("flows", map(None, 262_144)), ("services", map(Some(3), 131_072))]),
+        packets: (100..120).collect(),
+        proofs_ok: 11,
+        proofs_failed: 1,
+    };
+    scrape(metrics_snapshot(), stats)
+}
+
+// --- help --------------------------------------------------------------------------------------------------
+
+fn help_texts() -> anyhow::Result<()> {
+    let mut text = String::new();
+    help(&mut Cli::command(), &mut Vec::new(), &mut text)?;
+    golden("help.txt", &text)
+}
+
+fn help(command: &mut clap::Command, path: &mut Vec<String>, text: &mut String) -> anyhow::Result<()> {
+    path.push(command.get_name().to_owned());
+    let mut shown = command
+        .clone()
+        .term_width(100)
+        .bin_name(path.join(" "))
+        .mut_args(|argument| argument.hide_env_values(true));
+    writeln!(text, "=== {} ===\n{}", path.join(" "), shown.render_long_help())?;
+    for subcommand in command.get_subcommands_mut() {
+        help(subcommand, path, text)?;
+    }
+    path.pop();
+    Ok(())
+}
+
+// --- metrics -----------------------------------------------------------------------------------------------
+
+/// Families with their types, and the series of each without their values.
+fn metric_names_and_labels() -> anyhow::Result<()> {
+    let text = full_scrape()?.replace(serve::VERSION, "VERSION");
+    let mut shown = String::new();
+    for line in text.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            writeln!(shown, "{family}")?;
+        } else if !line.starts_with('#') {
+            let (series, _) = line.rsplit_once(' ').context("a sample has a value")?;
+            writeln!(shown, "  {series}")?;
+        }
+    }
+    golden("metrics.txt", &shown)
+}
+
+fn metrics_pass_promtool() -> anyhow::Result<()> {
+    let mut promtool = match Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+    {
+        Ok(promtool) => promtool,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(skip(Reason::NoProgram("promtool")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    promtool
+        .stdin
+        .take()
+        .context("piped")?
+        .write_all(full_scrape()?.as_bytes())?;
+    let output = promtool.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success() && said.trim().is_empty(),
+        "promtool says: {said}"
+    );
+    Ok(())
+}
+
+/// A dashboard must not wait for the first hold to learn that the series exists.
+fn closed_families_are_there_from_the_start() -> anyhow::Result<()> {
+    let series = |text: String| -> BTreeSet<String> {
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned()))
+            .collect()
+    };
+    let empty = series(scrape(MetricsSnapshot::default(), Stats::default())?);
+    let open = [
+        "holdfast_policy_",
+        "holdfast_map_",
+        "holdfast_loop_errors_total",
+        "holdfast_source_last_activity_",
+    ];
+    let missing: Vec<String> = series(full_scrape()?)
+        .into_iter()
+        .filter(|series| !open.iter().any(|open| series.starts_with(open)))
+        .filter(|series| !empty.contains(series))
+        .collect();
+    ensure!(missing.is_empty(), "not there at the start: {missing:?}");
+    ensure!(
+        !empty.iter().any(|series| series.contains("policy=")),
+        "a series without its policy"
+    );
+    Ok(())
+}
+
+// --- JSON and the report -----------------------------------------------------------------------------------
+
+fn status_json() -> anyhow::Result<()> {
+    let status = Status::new(&snapshot(), &stamps(), at(10), "dir", "VERSION");
+    golden("status.json", &pretty(&status)?)?;
+    let mut early = snapshot();
+    early.summary = Summary {
+        waiting_for: vec![Barrier::Objects, Barrier::Links],
+        ..Summary::default()
+    };
+    (early.policies, early.attachments, early.source) = Default::default();
+    early.source_age_ns = None;
+    let status = Status::new(&early, &stamps(), at(10), "dir", "VERSION");
+    golden("status-early.json", &pretty(&status)?)
+}
+
+fn policy_json() -> anyhow::Result<()> {
+    golden(
+        "policy.json",
+        &pretty(&PolicyDetail::new(&policy_status(), &stamps()))?,
+    )
+}
+
+fn wait_json() -> anyhow::Result<()> {
+    let detail = PolicyDetail::new(&policy_status(), &stamps());
+    let waited = Waited {
+        met: true,
+        policy: Some(detail.policy),
+    };
+    let missed = Waited {
+        met: false,
+        policy: None,
+    };
+    golden("wait.json", &pretty(&[waited, missed])?)
+}
+
+fn report_fields() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    runtime()?.block_on(async {
+        let (send, receive) = watch::channel(Arc::new(Snapshot::default()));
+        let writer = file::spawn(dir.path(), receive, stamps(), WriteCounts::default());
+        send.send_replace(Arc::new(snapshot()));
+        drop(send);
+        writer.await
+    })?;
+    golden(
+        "report.yaml",
+        &std::fs::read_to_string(dir.path().join(file::NAME))?,
+    )
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+}
+
+// --- exit codes --------------------------------------------------------------------------------------------
+
+/// Runs commands as `main` does, first without an agent, then with one that knows the policies above.
+fn exit_codes() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mut text = String::new();
+    writeln!(text, "without an agent")?;
+    for command in [
+        "status",
+        "status shop/dns",
+        "wait shop/dns --timeout 0s",
+        "wait shop/dns --timeout 1s",
+        "attachment list",
+        "attachment unregister --ifindex 7 --token 00000000000000ff",
+        "attachment register --interface hf-nobody",
+    ] {
+        writeln!(text, "{} {command}", code(dir.path(), command)?)?;
+    }
+    let runtime = runtime()?;
+    let _inside = runtime.enter();
+    let (commands, receiver) = mpsc::channel(16);
+    runtime.spawn(drive(receiver));
+    let (_reports, reports) = watch::channel(Arc::new(snapshot()));
+    let socket = socket::serve(
+        Sources {
+            driver: Handle::new(commands),
+            lanes: LanesHealth::default(),
+            stats: Arc::new(Stats::default),
+            reports,
+            clock: Arc::new(System),
+            stamps: stamps(),
+            started: at(10),
+            source: "dir",
+            all_policies: false,
+        },
+        dir.path(),
+    )?;
+    writeln!(text, "with an agent")?;
+    for command in [
+        "status",
+        "status -o json",
+        "status shop/dns",
+        "status shop/nobody",
+        "wait shop/web --timeout 0s",
+        "wait shop/web --generation 2 --timeout 0s",
+        "wait shop/dns --timeout 0s",
+        "wait shop/dns --for held --timeout 0s",
+        "wait shop/mail --for failed --timeout 0s",
+        "wait shop/nobody --timeout 0s",
+    ] {
+        writeln!(text, "{} {command}", code(dir.path(), command)?)?;
+    }
+    drop(socket);
+    writeln!(text, "wrong words")?;
+    for command in [
+        "",
+        "stat",
+        "status dns",
+        "wait",
+        "wait shop/dns --for served",
+        "wait shop/dns --timeout 5",
+        "attachment register",
+        "attachment register --interface a/b",
+        "attachment unregister --ifindex 7 --token 0",
+        "agent --attach tc",
+        "agent --delivery neigh",
+        "agent --source kube",
+    ] {
+        writeln!(text, "{} {command}", code(dir.path(), command)?)?;
+    }
+    golden("exit-codes.txt", &text)
+}
+
+/// Nothing here touches this machine's own directories.
+fn code(dir: &Path, command: &str) -> anyhow::Result<i32> {
+    let directory = |name: &str| -> [PathBuf; 2] { [format!("--{name}-dir").into(), dir.into()] };
+    let mut arguments: Vec<PathBuf> = vec!["holdfast".into()];
+    arguments.extend(command.split_whitespace().map(PathBuf::from));
+    arguments.extend(["bpffs", "state", "run"].into_iter().flat_map(directory));
+    Ok(match Cli::try_parse_from(arguments) {
+        Ok(cli) => match cli::run(cli) {
+            cli::Answer::Yes => 0,
+            cli::Answer::No => 1,
+            cli::Answer::Unknown => 2,
+        },
+        Err(error) => error.exit_code(),
+    })
+}
+
+async fn drive(mut commands: mpsc::Receiver<driver::Command>) {
+    while let Some(command) = commands.recv().await {
+        match command {
+            driver::Command::Ping(reply) => drop(reply.send(())),
+            driver::Command::Snapshot(reply) => drop(reply.send(snapshot())),
+            driver::Command::Metrics(_, reply) => drop(reply.send(metrics_snapshot())),
+            driver::Command::Policy(name, reply) => {
+                let found = policies().into_iter().find(|policy| policy.name == name);
+                drop(reply.send(found.map(|policy| PolicyStatus {
+                    policy,
+                    intents: policy_status().intents,
+                })));
+            }
+            driver::Command::Poke { reply, .. } => drop(reply.send(Settled::Done)),
+        }
+    }
+}
