@@ -524,12 +524,19 @@ impl State {
                 return disproved(format!("backend {id} is another"));
             }
         }
+        for index in (proof.selected.base..).take(usize::from(proof.selected.length)) {
+            let backend = self.slots.get(&index).copied().unwrap_or(0);
+            if !proof.backends.contains_key(&backend) {
+                return disproved(format!("slot {index} leads to no backend of the set"));
+            }
+        }
         for (key, entry) in &proof.entries {
             if self.entries.get(&(ifindex, *key)) != Some(entry) {
                 return disproved(format!("entry {key:?} of device {ifindex} is another"));
             }
-            let selected = self.policies.get(&entry.policy).map(|slot| slot.selected);
-            if selected != Some(proof.selected) {
+            // A free slot is zeroes: it selects nothing.
+            let slot = self.policies.get(&entry.policy);
+            if slot.map_or_else(Default::default, |slot| slot.selected) != proof.selected {
                 return disproved(format!("the selector of policy slot {} is another", entry.policy));
             }
             self.prove_destination(proof, key, *entry)?;

@@ -77,6 +77,8 @@ plain!(
     abi::SourceKey,
     abi::PolicySlot,
     abi::Backend,
+    abi::FlowKey,
+    abi::Flow,
 );
 
 /// bpf(2) with the whole of `attr`.

@@ -1,0 +1,829 @@
+//! Proofs: they agree with what is right, name what is wrong, and change nothing. And the fake data path, held against
+//! the kernel by random scripts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use anyhow::{Context, ensure};
+use holdfast::datapath::fake::Fake;
+use holdfast::datapath::raw::{self, Insn, Map, Plain};
+use holdfast::datapath::{Datapath, Kernel, Opened, Packet};
+use holdfast_ebpf::abi::{self, Verdict, control, pin, probe};
+use holdfast_engine::model::{
+    Backend, Device, Entry, IntentProof, Mac, NameHash, Op, OpError, OpResult, PolicySlot, Protocol, Row,
+    Selected, ServiceKey, Token, UidHash,
+};
+use holdfast_tests::ground::{Ground, Intent, carry_out, refusal};
+use holdfast_tests::{Space, say, suite};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+suite! {
+    needs [Namespaces, Object];
+    what_is_right_is_proven_and_nothing_changes,
+    every_tampering_is_named,
+    a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed,
+    a_link_that_is_not_ours_any_more_fails_the_proof,
+    a_set_is_proven_before_its_selector_leads_to_it,
+    a_producer_is_proven_by_its_own_device,
+    a_packet_cannot_pass_for_a_probe,
+    a_consumer_without_an_address_of_the_family_is_proven_to_be_refused,
+    the_fake_agrees_with_the_kernel,
+}
+
+/// An intent that is complete.
+fn written(ground: &mut Ground, kernel: &Kernel) -> anyhow::Result<(Intent, [Space; 2])> {
+    let (intent, spaces) = ground.intent(kernel)?;
+    for op in intent.writes() {
+        carry_out(kernel, &op)?;
+    }
+    Ok((intent, spaces))
+}
+
+fn open_map<K: Plain, V: Plain>(ground: &Ground, name: &str) -> anyhow::Result<Map<K, V>> {
+    let path = if name == pin::REGISTRY {
+        ground.pins().registry()
+    } else {
+        ground.pins().map(name)
+    };
+    Ok(Map::new(raw::obj_get(&path)?)?)
+}
+
+fn what_is_right_is_proven_and_nothing_changes() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let before = (kernel.adopt()?, kernel.stats());
+        for _ in 0..3 {
+            ensure!(carry_out(&kernel, &Op::ProveIntent(intent.proof()))? == 0);
+            ensure!(carry_out(&kernel, &intent.set_proof())? == 0);
+        }
+        let after = (kernel.adopt()?, kernel.stats());
+        ensure!(before.0 == after.0 && before.1.packets == after.1.packets);
+        ensure!(after.1.proofs_ok == 6 && after.1.proofs_failed == 0);
+        let flows = flows(ground)?;
+        ensure!(flows == 0, "a probe made {flows} flows");
+
+        // A closed row and closed entries are proven as if they were open; as things are, the packet is held.
+        let closed = Row {
+            token: None,
+            ..intent.row
+        };
+        let ifindex = intent.consumer.ifindex;
+        carry_out(&kernel, &Op::WriteRow { ifindex, row: closed })?;
+        let mut proof = intent.proof();
+        ensure!(
+            refusal(&kernel, &Op::ProveIntent(proof.clone()))?
+                .to_string()
+                .contains("row")
+        );
+        proof.row = closed;
+        carry_out(&kernel, &Op::ProveIntent(proof))?;
+        let answer = kernel.ask(intent.consumer, &packet_to(&intent))?;
+        ensure!(
+            answer.verdict == Verdict::DropHeld && answer.policy == intent.slot,
+            "{answer:?}"
+        );
+        carry_out(
+            &kernel,
+            &Op::WriteRow {
+                ifindex,
+                row: intent.row,
+            },
+        )?;
+        let answer = kernel.ask(intent.consumer, &packet_to(&intent))?;
+        ensure!(
+            answer.verdict == Verdict::Delivered && answer.backend == 4,
+            "{answer:?}"
+        );
+        Ok(())
+    })
+}
+
+fn flows(ground: &Ground) -> anyhow::Result<usize> {
+    let map: Map<abi::FlowKey, abi::Flow> = open_map(ground, pin::FLOWS)?;
+    Ok(map.dump()?.len())
+}
+
+/// A packet to the first destination of an intent, from an address of its own.
+fn packet_to(intent: &Intent) -> Packet {
+    Packet {
+        source: [10, 0, 0, 1].into(),
+        destination: [10, 0, 0, 10].into(),
+        protocol: Protocol::Udp,
+        port: if intent.entries.is_empty() { 0 } else { 53 },
+    }
+}
+
+fn every_tampering_is_named() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let ifindex = intent.consumer.ifindex;
+        let proof = Op::ProveIntent(intent.proof());
+        let maps = kernel.maps();
+        let registry: Map<u32, abi::RegistryRow> = open_map(ground, pin::REGISTRY)?;
+        let producer = intent.backends[&4].ifindex;
+
+        // Each: what is changed behind our back, what the proof says then, and how it is put right.
+        let mut tampered = 0;
+        let mut tamper = |named: &str, change: &dyn Fn() -> anyhow::Result<()>| -> anyhow::Result<()> {
+            carry_out(&kernel, &proof).context("before")?;
+            let registered = [ifindex, producer].map(|ifindex| registry.lookup(&ifindex));
+            change()?;
+            let error = refusal(&kernel, &proof)?;
+            ensure!(matches!(error, OpError::Disproved { .. }), "{error:?}");
+            ensure!(error.to_string().contains(named), "{error} does not name {named}");
+            for (ifindex, row) in [ifindex, producer].iter().zip(registered) {
+                registry.update(ifindex, &row?.context("not registered")?)?;
+            }
+            for op in intent.writes() {
+                carry_out(&kernel, &op)?;
+            }
+            tampered += 1;
+            Ok(())
+        };
+
+        let row = maps.consumers.lookup(&ifindex)?.context("no row")?;
+        tamper("row of device", &|| {
+            Ok(maps
+                .consumers
+                .update(&ifindex, &abi::ConsumerRow { token: 1, ..row })?)
+        })?;
+        tamper("row of device", &|| {
+            maps.consumers.delete(&ifindex)?;
+            Ok(())
+        })?;
+        let entries: Vec<(abi::ServiceKey, abi::RouteEntry)> = maps.services.dump()?;
+        let (key, entry) = entries
+            .into_iter()
+            .find(|(key, _)| key.protocol == 17 && key.family == abi::FAMILY_V4)
+            .context("no entry")?;
+        tamper("entry 10.0.0.10 UDP 53", &|| {
+            Ok(maps
+                .services
+                .update(&key, &abi::RouteEntry { flags: 0, ..entry })?)
+        })?;
+        tamper("entry 10.0.0.10 UDP 53", &|| {
+            Ok(maps
+                .services
+                .update(&key, &abi::RouteEntry { policy: 9, ..entry })?)
+        })?;
+        tamper("entry 10.0.0.10 UDP 53", &|| {
+            maps.services.delete(&key)?;
+            Ok(())
+        })?;
+        let policy = maps.policies.lookup(&intent.slot)?.context("no policy")?;
+        tamper("selector of policy slot 3", &|| {
+            Ok(maps.policies.update(
+                &intent.slot,
+                &abi::PolicySlot {
+                    selector: 0,
+                    ..policy
+                },
+            )?)
+        })?;
+        tamper("slot 8", &|| Ok(maps.slots.update(&8, &5)?))?;
+        let backend = maps.backends.lookup(&4)?.context("no backend")?;
+        tamper("backend 4", &|| {
+            Ok(maps.backends.update(&4, &abi::Backend { token: 1, ..backend })?)
+        })?;
+        tamper("backend 4", &|| {
+            let target = abi::Target {
+                ifindex,
+                ..abi::Target::unpack(backend.target)
+            };
+            let target = target.pack();
+            Ok(maps.backends.update(&4, &abi::Backend { target, ..backend })?)
+        })?;
+        let source: abi::SourceKey = maps.sources.dump()?.first().context("no source")?.0;
+        tamper("source", &|| {
+            maps.sources.delete(&source)?;
+            Ok(())
+        })?;
+        let identity = registry.lookup(&ifindex)?.context("not registered")?;
+        tamper("registered token", &|| {
+            Ok(registry.update(&ifindex, &abi::RegistryRow { token: 1, ..identity })?)
+        })?;
+        tamper("registered for another device", &|| {
+            let host_mac = [2, 0, 0, 0, 0, 0xfe];
+            Ok(registry.update(&ifindex, &abi::RegistryRow { host_mac, ..identity })?)
+        })?;
+        // Everything of the intent is as it was written, and the program alone knows better: the producer's
+        // identity has changed.
+        tamper("DropNoProducer", &|| {
+            let row = registry.lookup(&producer)?.context("not registered")?;
+            Ok(registry.update(&producer, &abi::RegistryRow { token: 1, ..row })?)
+        })?;
+        // The policy is served by nobody who is current any more.
+        tamper("DropExpired", &|| {
+            Ok(maps.policies.update(
+                &intent.slot,
+                &abi::PolicySlot {
+                    stale_after: 1,
+                    ..policy
+                },
+            )?)
+        })?;
+        ensure!(tampered == 14);
+        ensure!(kernel.stats().proofs_failed == 14);
+        Ok(())
+    })
+}
+
+/// A program that is none of ours.
+fn foreign_program() -> anyhow::Result<OwnedFd> {
+    let instruction = |code, immediate| Insn {
+        code,
+        registers: 0,
+        offset: 0,
+        immediate,
+    };
+    // r0 = TC_ACT_UNSPEC; exit.
+    Ok(raw::load_classifier(
+        "hfforeign",
+        &[instruction(0xb7, -1), instruction(0x95, 0)],
+    )?)
+}
+
+fn a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let proof = Op::ProveIntent(intent.proof());
+        let program = foreign_program()?;
+        let id = raw::prog_info(program.as_fd())?.id;
+        let link = raw::link_create(program.as_fd(), intent.consumer.ifindex)?;
+        for op in [&proof, &intent.set_proof()] {
+            let error = refusal(&kernel, op)?.to_string();
+            ensure!(
+                error.contains(&format!("foreign program {id} runs before ours")),
+                "{error}"
+            );
+        }
+        drop(kernel);
+        ground.options.allow_foreign_before = true;
+        let kernel = ground.open()?.kernel;
+        carry_out(&kernel, &proof)?;
+        drop((kernel, link));
+        ground.options.allow_foreign_before = false;
+        let kernel = ground.open()?.kernel;
+        carry_out(&kernel, &proof)?;
+        Ok(())
+    })
+}
+
+fn a_link_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let proof = Op::ProveIntent(intent.proof());
+        let ifindex = intent.consumer.ifindex;
+        let pin = ground.pins().link(ifindex);
+
+        // Its program was replaced.
+        let link = raw::obj_get(&pin)?;
+        raw::link_update(link.as_fd(), foreign_program()?.as_fd())?;
+        drop(link);
+        let error = refusal(&kernel, &proof)?.to_string();
+        ensure!(error.contains("which is none that is pinned here"), "{error}");
+        ensure!(
+            carry_out(
+                &kernel,
+                &Op::Attach {
+                    device: intent.consumer
+                }
+            )? == 1
+        );
+        carry_out(&kernel, &proof)?;
+
+        // Its pin was moved away: the program is in the chain, and nobody here holds it.
+        let aside = ground.pins().map("aside");
+        std::fs::rename(&pin, &aside)?;
+        let error = refusal(&kernel, &proof)?.to_string();
+        ensure!(error.contains("no link is pinned"), "{error}");
+        let error = refusal(
+            &kernel,
+            &Op::Attach {
+                device: intent.consumer,
+            },
+        )?
+        .to_string();
+        ensure!(error.contains("by a link that is not pinned here"), "{error}");
+        std::fs::rename(&aside, &pin)?;
+        carry_out(&kernel, &proof)?;
+
+        // Its device is another one, or none.
+        let mut other = intent.proof();
+        other.device.mac = Mac([2, 0, 0, 0, 0, 0xfe]);
+        ensure!(refusal(&kernel, &Op::ProveIntent(other))? == OpError::NoDevice);
+        ground.rtnl.delete("hfcons")?;
+        ensure!(refusal(&kernel, &proof)? == OpError::NoDevice);
+        Ok(())
+    })
+}
+
+fn a_set_is_proven_before_its_selector_leads_to_it() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = ground.intent(&kernel)?;
+        for op in &intent.writes()[..2] {
+            carry_out(&kernel, op)?;
+        }
+        // The policy is there, and selects nothing yet.
+        let value = Some(PolicySlot {
+            selected: Selected::default(),
+            last_set_generation: 4,
+            ..intent.policy.clone()
+        });
+        carry_out(
+            &kernel,
+            &Op::WritePolicy {
+                slot: intent.slot,
+                value,
+            },
+        )?;
+        carry_out(&kernel, &intent.set_proof())?;
+
+        let tampered = |op: &Op, named: &str| -> anyhow::Result<()> {
+            carry_out(&kernel, op)?;
+            let error = refusal(&kernel, &intent.set_proof())?.to_string();
+            ensure!(error.contains(named), "{error} does not name {named}");
+            for op in &intent.writes()[..2] {
+                carry_out(&kernel, op)?;
+            }
+            carry_out(&kernel, &intent.set_proof())?;
+            Ok(())
+        };
+        tampered(
+            &Op::WriteSlots {
+                base: 8,
+                slots: vec![6],
+            },
+            "slot 8",
+        )?;
+        tampered(
+            &Op::WriteBackends {
+                backends: BTreeMap::from([(4, None)]),
+            },
+            "backend 4",
+        )?;
+        let mut wrong = intent.set_proof();
+        if let Op::ProveSet { slots, .. } = &mut wrong {
+            slots.push(4);
+        }
+        ensure!(matches!(refusal(&kernel, &wrong)?, OpError::Disproved { .. }));
+        // The producer is another incarnation by now.
+        ground.register("hfprod")?;
+        let error = refusal(&kernel, &intent.set_proof())?.to_string();
+        ensure!(error.contains("DropNoProducer"), "{error}");
+        Ok(())
+    })
+}
+
+fn a_producer_is_proven_by_its_own_device() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let mut by_itself = intent.set_proof();
+        if let Op::ProveSet { device, .. } = &mut by_itself {
+            *device = ground.device("hfprod")?;
+        }
+        carry_out(&kernel, &by_itself)?;
+        Ok(())
+    })
+}
+
+fn a_packet_cannot_pass_for_a_probe() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let words: Map<u32, u64> = open_map(ground, pin::CONTROL)?;
+        let nonce = words.lookup(&control::NONCE)?.unwrap_or_default();
+        ensure!(nonce != 0);
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00];
+        frame.extend([
+            0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 10,
+        ]);
+        frame.extend([0xc0, 0, 0, 53, 0, 8, 0, 0]);
+        let program = raw::obj_get(&ground.pins().program(kernel.program_id()))?;
+        let run = |mark, low, high| -> anyhow::Result<u64> {
+            let before = kernel.stats().packets[Verdict::Delivered as usize];
+            let context = raw::SkbContext::new(mark, intent.consumer.ifindex, [0, 0, 0, low, high]);
+            raw::test_run(program.as_fd(), &frame, &context, 1)?;
+            Ok(kernel.stats().packets[Verdict::Delivered as usize] - before)
+        };
+        let (low, high) = (nonce as u32, (nonce >> 32) as u32);
+        // A probe is not counted; all others are packets.
+        ensure!(run(probe::MARK, low, high)? == 0);
+        for (mark, low, high) in [
+            (0, low, high),
+            (1, low, high),
+            (probe::MARK, low ^ 1, high),
+            (probe::MARK, 0, 0),
+        ] {
+            ensure!(run(mark, low, high)? == 1, "{mark:x} {low:x} {high:x}");
+        }
+        // Another life has another nonce.
+        drop(kernel);
+        let _later = ground.open()?;
+        ensure!(words.lookup(&control::NONCE)? != Some(nonce));
+        Ok(())
+    })
+}
+
+fn a_consumer_without_an_address_of_the_family_is_proven_to_be_refused() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (mut intent, _spaces) = ground.intent(&kernel)?;
+        intent.sources.retain(IpAddr::is_ipv4);
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        let from = |source: &str| -> anyhow::Result<Verdict> {
+            let packet = Packet {
+                source: source.parse()?,
+                destination: "fd00::a".parse()?,
+                protocol: Protocol::Udp,
+                port: 53,
+            };
+            Ok(kernel.ask(intent.consumer, &packet)?.verdict)
+        };
+        ensure!(from("fd00::1")? == Verdict::DropSpoofed);
+        // Addresses that are not known are not checked.
+        intent.sources.clear();
+        intent.row.has_sources = false;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        ensure!(from("fd00::1")? == Verdict::Delivered);
+        Ok(())
+    })
+}
+
+// --- the fake ----------------------------------------------------------------------------------------------
+
+/// Random choices, repeatable by their seed.
+struct Dice(ChaCha8Rng);
+
+impl Dice {
+    fn roll(&mut self, sides: u32) -> u32 {
+        self.0.next_u32() % sides
+    }
+
+    fn once_in(&mut self, times: u32) -> bool {
+        self.roll(times) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.roll(from.len() as u32) as usize]
+    }
+}
+
+/// A node with few devices, on which random things happen to the kernel and to the fake alike.
+struct Script<'a> {
+    ground: &'a Ground,
+    kernel: &'a Kernel,
+    fake: Fake,
+    dice: Dice,
+    devices: Vec<(String, Device)>,
+    tokens: BTreeSet<Token>,
+}
+
+const SERVICES: [(&str, Protocol, u16); 4] = [
+    ("10.96.0.1", Protocol::Udp, 53),
+    ("10.96.0.1", Protocol::Tcp, 53),
+    ("10.96.0.2", Protocol::Udp, 53),
+    ("fd00:96::1", Protocol::Udp, 53),
+];
+const SOURCES: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"];
+
+impl Script<'_> {
+    fn service(&mut self) -> ServiceKey {
+        let (address, protocol, port) = self.dice.pick(&SERVICES);
+        ServiceKey {
+            address: address.parse().unwrap_or(IpAddr::from([0; 4])),
+            protocol,
+            port,
+        }
+    }
+
+    fn source(&mut self) -> IpAddr {
+        self.dice.pick(&SOURCES).parse().unwrap_or(IpAddr::from([0; 4]))
+    }
+
+    fn device(&mut self) -> Device {
+        let index = self.dice.roll(self.devices.len() as u32);
+        self.devices[index as usize].1
+    }
+
+    /// Mostly the one that is registered.
+    fn token_of(&mut self, device: Device) -> Token {
+        match self.registered(device) {
+            Some(token) if !self.dice.once_in(5) => token,
+            _ => self.token(),
+        }
+    }
+
+    fn token(&mut self) -> Token {
+        let tokens: Vec<Token> = self.tokens.iter().copied().collect();
+        self.dice.pick(&tokens)
+    }
+
+    fn selected(&mut self) -> Selected {
+        Selected {
+            base: self.dice.roll(2),
+            length: self.dice.roll(4).min(1) as u16,
+            generation: self.dice.roll(2),
+        }
+    }
+
+    fn entry(&mut self) -> Entry {
+        Entry {
+            policy: self.dice.roll(2),
+            open: !self.dice.once_in(4),
+        }
+    }
+
+    fn backend(&mut self) -> Backend {
+        let device = self.device();
+        Backend {
+            policy: self.dice.roll(2),
+            ifindex: device.ifindex,
+            token: self.token_of(device),
+            mac: Mac::default(),
+            address_v4: None,
+            address_v6: None,
+            last_generation: self.dice.roll(3),
+            drain_until: None,
+        }
+    }
+
+    fn op(&mut self) -> Op {
+        let device = self.device();
+        let ifindex = device.ifindex;
+        match self.dice.roll(24) {
+            0 => Op::Attach { device },
+            1 if self.dice.once_in(4) => Op::Detach { ifindex },
+            2 if self.dice.once_in(3) => Op::ClearInterface { ifindex },
+            3..=5 => Op::WriteRow {
+                ifindex,
+                row: Row {
+                    token: if self.dice.once_in(5) {
+                        None
+                    } else {
+                        Some(self.token_of(device))
+                    },
+                    epoch: self.dice.roll(3),
+                    has_services: !self.dice.once_in(6),
+                    has_sources: self.dice.once_in(2),
+                },
+            },
+            6 if self.dice.once_in(3) => Op::DeleteRow { ifindex },
+            7 | 8 => Op::WriteSources {
+                ifindex,
+                add: (0..self.dice.roll(3)).map(|_| self.source()).collect(),
+                delete: (0..self.dice.roll(2)).map(|_| self.source()).collect(),
+            },
+            9..=12 => Op::WriteEntries {
+                ifindex,
+                entries: (0..self.dice.roll(4))
+                    .map(|_| (self.service(), self.entry()))
+                    .collect(),
+            },
+            13 => Op::DeleteEntries {
+                ifindex,
+                keys: (0..self.dice.roll(3)).map(|_| self.service()).collect(),
+            },
+            14..=16 => Op::WriteBackends {
+                backends: (0..1 + self.dice.roll(2))
+                    .map(|_| {
+                        let backend = if self.dice.once_in(8) {
+                            None
+                        } else {
+                            Some(self.backend())
+                        };
+                        (1 + self.dice.roll(2), backend)
+                    })
+                    .collect(),
+            },
+            17 | 18 => Op::WriteSlots {
+                base: self.dice.roll(2),
+                slots: (0..1 + self.dice.roll(2)).map(|_| self.dice.roll(3)).collect(),
+            },
+            19..=21 => Op::WritePolicy {
+                slot: self.dice.roll(2),
+                value: if self.dice.once_in(10) {
+                    None
+                } else {
+                    Some(PolicySlot {
+                        name: NameHash(u64::from(1 + self.dice.roll(3))),
+                        uid: UidHash([1; 16]),
+                        selected: self.selected(),
+                        pass_while_held: self.dice.once_in(3),
+                        served_generation: 1,
+                        served_since_ms: 1,
+                        waiting_since: None,
+                        last_set_generation: 3,
+                    })
+                },
+            },
+            22 => Op::DeleteIdentity {
+                ifindex,
+                token: self.token(),
+            },
+            _ => self.proof(),
+        }
+    }
+
+    /// A proof of what is there, mostly; sometimes of something else.
+    fn proof(&mut self) -> Op {
+        let device = self.device();
+        let adoption = self.fake.adopt().unwrap_or_default();
+        let policy = self.dice.roll(2);
+        let selected = adoption
+            .policies
+            .get(&policy)
+            .map_or_else(Selected::default, |slot| slot.selected);
+        let entries: BTreeMap<ServiceKey, Entry> = adoption
+            .entries
+            .get(&device.ifindex)
+            .into_iter()
+            .flatten()
+            .filter(|(_, entry)| entry.policy == policy)
+            .map(|(key, entry)| (*key, *entry))
+            .collect();
+        let slots: Vec<u32> = adoption.slots.get(&selected.base).cloned().unwrap_or_default();
+        let backends: BTreeMap<u32, Backend> = slots
+            .iter()
+            .filter_map(|id| Some((*id, adoption.backends.get(id)?.clone())))
+            .collect();
+        if self.dice.once_in(2) {
+            return Op::ProveSet {
+                policy,
+                device,
+                selected,
+                backends,
+                slots: if selected.length == 0 { Vec::new() } else { slots },
+            };
+        }
+        let row = adoption.rows.get(&device.ifindex).copied().unwrap_or(Row {
+            token: None,
+            epoch: 0,
+            has_services: true,
+            has_sources: false,
+        });
+        let token = self.registered(device).unwrap_or_else(|| self.token());
+        Op::ProveIntent(IntentProof {
+            device,
+            row,
+            token,
+            sources: adoption.sources.get(&device.ifindex).cloned().unwrap_or_default(),
+            entries,
+            selected: if self.dice.once_in(10) {
+                self.selected()
+            } else {
+                selected
+            },
+            backends: if selected.length == 0 {
+                BTreeMap::new()
+            } else {
+                backends
+            },
+        })
+    }
+
+    fn registered(&self, device: Device) -> Option<Token> {
+        let read = self.fake.read_registry(&BTreeSet::from([device.ifindex]));
+        match read.first() {
+            Some((_, holdfast_engine::model::RegistryRead::Row(identity))) => Some(identity.token),
+            _ => None,
+        }
+    }
+
+    fn register(&mut self) -> anyhow::Result<()> {
+        let index = self.dice.roll(self.devices.len() as u32) as usize;
+        let (name, device) = self.devices[index].clone();
+        let token = self.ground.register(&name)?.token;
+        let identity = self
+            .ground
+            .registry()?
+            .read(device.ifindex)?
+            .context("not registered")?;
+        self.fake.register(device.ifindex, identity);
+        self.tokens.insert(token);
+        Ok(())
+    }
+
+    fn step(&mut self) -> anyhow::Result<()> {
+        if self.dice.once_in(15) {
+            return self.register();
+        }
+        let op = self.op();
+        let (real, fake) = (self.kernel.carry_out(&op), self.fake.carry_out(&op));
+        ensure!(
+            alike(&real, &fake),
+            "{op:?}: the kernel says {real:?}, the fake {fake:?}"
+        );
+
+        let device = self.device();
+        let service = self.service();
+        let source = self.source();
+        if source.is_ipv4() != service.address.is_ipv4() {
+            return Ok(());
+        }
+        let packet = Packet {
+            source,
+            destination: service.address,
+            protocol: service.protocol,
+            port: service.port,
+        };
+        let attached = self.fake.adopt()?.attached.contains(&device.ifindex);
+        if attached {
+            let real = self.kernel.ask(device, &packet)?;
+            let fake = self.fake.request(device.ifindex, &packet);
+            ensure!(
+                real == fake,
+                "{packet:?} at {device:?}: the kernel says {real:?}, the fake {fake:?}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether two answers are the same but for their words.
+fn alike(one: &OpResult, other: &OpResult) -> bool {
+    match (one, other) {
+        (Err(OpError::Disproved { .. }), Err(OpError::Disproved { .. }))
+        | (Err(OpError::Refused { .. }), Err(OpError::Refused { .. })) => true,
+        (one, other) => one == other,
+    }
+}
+
+fn the_fake_agrees_with_the_kernel() -> anyhow::Result<()> {
+    const STEPS: u32 = 6_000;
+    Ground::run(|ground| {
+        ground.options.sizes.services = 12;
+        let Opened { kernel, .. } = ground.open()?;
+        let mut devices = Vec::new();
+        let mut spaces = Vec::new();
+        for name in ["hfa", "hfb", "hfc"] {
+            let (device, space) = ground.veth(name)?;
+            devices.push((name.to_owned(), device));
+            spaces.push(space);
+        }
+        let seed = std::env::var("HOLDFAST_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or_else(|| {
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                now.map_or(0, |now| now.as_nanos() as u64)
+            });
+        say(format_args!("HOLDFAST_SEED={seed}"));
+        let fake = Fake::new(ground.options.sizes);
+        for (_, device) in &devices {
+            fake.add_device(*device);
+        }
+        let mut script = Script {
+            ground,
+            kernel: &kernel,
+            fake,
+            dice: Dice(ChaCha8Rng::seed_from_u64(seed)),
+            devices,
+            tokens: Token::new(77).into_iter().collect(),
+        };
+        let mut verdicts = BTreeMap::new();
+        for step in 0..STEPS {
+            script.step().with_context(|| format!("step {step}"))?;
+            if step % 100 == 0 {
+                ensure!(kernel.adopt()? == script.fake.adopt()?, "step {step}");
+            }
+        }
+        for (verdict, count) in Verdict::ALL.iter().zip(script.fake.stats().packets) {
+            if count > 0 {
+                verdicts.insert(format!("{verdict:?}"), count);
+            }
+        }
+        say(format_args!("{verdicts:?}"));
+        let wanted = [
+            "Pass",
+            "Delivered",
+            "PassedHeld",
+            "DropHeld",
+            "DropNoProducer",
+            "DropSpoofed",
+        ];
+        for verdict in wanted {
+            ensure!(
+                verdicts.contains_key(verdict),
+                "never {verdict}: the script is too tame"
+            );
+        }
+        let stats = kernel.stats();
+        ensure!(stats.proofs_ok > 0 && stats.proofs_failed > 0, "{stats:?}");
+        Ok(())
+    })
+}
