@@ -116,10 +116,10 @@ fn workload(node: &Space, name: &str, mac: Mac) -> anyhow::Result<(Space, u32)> 
     let space = Space::network()?;
     let mut rtnl = Rtnl::open(node)?;
     let inside = End {
-        name: "eth0",
         mac: Some(mac),
+        ..End::named("eth0")
     };
-    rtnl.veth(End { name, mac: None }, inside, Some(space.net()))?;
+    rtnl.veth(End::named(name), inside, Some(space.net()))?;
     rtnl.up(name)?;
     Rtnl::open(&space)?.up("eth0")?;
     Ok((space, rtnl.ifindex(name)?))
