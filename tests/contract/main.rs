@@ -552,17 +552,25 @@ fn code(dir: &Path, command: &str) -> anyhow::Result<i32> {
 async fn drive(mut commands: mpsc::Receiver<driver::Command>) {
     while let Some(command) = commands.recv().await {
         match command {
-            driver::Command::Ping(reply) => drop(reply.send(())),
-            driver::Command::Snapshot(reply) => drop(reply.send(snapshot())),
-            driver::Command::Metrics(_, reply) => drop(reply.send(metrics_snapshot())),
+            driver::Command::Ping(reply) => {
+                let _ = reply.send(());
+            }
+            driver::Command::Snapshot(reply) => {
+                let _ = reply.send(snapshot());
+            }
+            driver::Command::Metrics(_, reply) => {
+                let _ = reply.send(metrics_snapshot());
+            }
             driver::Command::Policy(name, reply) => {
                 let found = policies().into_iter().find(|policy| policy.name == name);
-                drop(reply.send(found.map(|policy| PolicyStatus {
+                let _ = reply.send(found.map(|policy| PolicyStatus {
                     policy,
                     intents: policy_status().intents,
-                })));
+                }));
             }
-            driver::Command::Poke { reply, .. } => drop(reply.send(Settled::Done)),
+            driver::Command::Poke { reply, .. } => {
+                let _ = reply.send(Settled::Done);
+            }
         }
     }
 }

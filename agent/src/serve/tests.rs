@@ -105,15 +105,21 @@ async fn drive(mut commands: mpsc::Receiver<Command>, known: Arc<Mutex<Known>>) 
     while let Some(command) = commands.recv().await {
         let mut known = known.lock().unwrap();
         match command {
-            Command::Ping(reply) => drop(reply.send(())),
-            Command::Snapshot(reply) => drop(reply.send(known.snapshot.clone())),
-            Command::Metrics(_, reply) => drop(reply.send(known.metrics.clone())),
+            Command::Ping(reply) => {
+                let _ = reply.send(());
+            }
+            Command::Snapshot(reply) => {
+                let _ = reply.send(known.snapshot.clone());
+            }
+            Command::Metrics(_, reply) => {
+                let _ = reply.send(known.metrics.clone());
+            }
             Command::Policy(_, reply) => {
                 let found = known.policy.clone();
-                drop(reply.send(found.map(|policy| PolicyStatus {
+                let _ = reply.send(found.map(|policy| PolicyStatus {
                     policy,
                     intents: Vec::new(),
-                })));
+                }));
             }
             Command::Poke {
                 ifindex,
@@ -121,7 +127,7 @@ async fn drive(mut commands: mpsc::Receiver<Command>, known: Arc<Mutex<Known>>) 
                 reply,
             } => {
                 known.pokes.push((ifindex, token));
-                drop(reply.send(Settled::Done));
+                let _ = reply.send(Settled::Done);
             }
         }
     }
