@@ -78,7 +78,6 @@ impl Engine {
     /// own; the younger fails as a whole and claims, closed, what no valid one takes.
     pub(crate) fn claims(&self, port: &Port) -> Claims {
         let mut claims = Claims::default();
-        let mut unknown = BTreeSet::new();
         let mut candidates: Vec<(&PolicyState, PolicyId, &AttachmentState, AttachmentId)> = Vec::new();
         for id in &port.attachments {
             let Some(attachment) = self.objects.attachments.get(id) else {
@@ -118,8 +117,6 @@ impl Engine {
                         ),
                     ));
                 }
-            } else if let Some(slot) = state.slot {
-                unknown.insert(slot);
             }
             let winner = claim.wanted.iter().find_map(|key| {
                 let owner = &claims.intents[*claims.keys.get(key)?];
@@ -167,9 +164,10 @@ impl Engine {
                 claim.conflict = attachment.and_then(|state| state.lost().cloned());
             }
         }
-        if !unknown.is_empty() {
+        if !self.kept_slots.is_empty() {
             for (key, cell) in &port.entries {
-                let theirs = cell.may(|entry| entry.is_some_and(|entry| unknown.contains(&entry.policy)));
+                let theirs =
+                    cell.may(|entry| entry.is_some_and(|entry| self.kept_slots.contains(&entry.policy)));
                 if theirs && !claims.keys.contains_key(key) {
                     claims.kept.insert(*key);
                 }

@@ -106,6 +106,8 @@ pub struct Engine {
     // The kernel.
     pub(crate) ports: BTreeMap<Ifindex, Port>,
     pub(crate) slots: BTreeMap<SlotId, SlotState>,
+    /// Slots of policies whose content was refused and of which no good one is known: they stay as they are.
+    pub(crate) kept_slots: BTreeSet<SlotId>,
     pub(crate) slot_by_uid: BTreeMap<UidHash, SlotId>,
     /// Per slot, the interfaces with entries that may lead to it.
     pub(crate) slot_ports: BTreeMap<SlotId, BTreeSet<Ifindex>>,
@@ -156,6 +158,7 @@ impl Engine {
             memory: BTreeMap::new(),
             ports: BTreeMap::new(),
             slots: BTreeMap::new(),
+            kept_slots: BTreeSet::new(),
             slot_by_uid: BTreeMap::new(),
             slot_ports: BTreeMap::new(),
             backends: BTreeMap::new(),

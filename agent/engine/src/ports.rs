@@ -771,7 +771,7 @@ impl Engine {
             .intents
             .iter()
             .any(|claim| claim.attachment == ready.attachment && claim.refused.is_none());
-        usable.then_some(ready.token)
+        (usable || !claims.kept.is_empty()).then_some(ready.token)
     }
 
     /// Whether a packet of this intent may be delivered by what the selector leads to.

@@ -464,13 +464,8 @@ impl Engine {
             state.producer_trouble = trouble;
         }
         if self.passed {
-            self.plan_slot(
-                id,
-                has_intents && refused.is_none(),
-                knows_content,
-                &ready,
-                unreadable,
-            );
+            let wanted = (has_intents && refused.is_none()) || !knows_content;
+            self.plan_slot(id, wanted, knows_content, &ready, unreadable);
         }
         self.look(id);
     }
@@ -504,6 +499,11 @@ impl Engine {
         let Some(slot) = self.own_slot(id, knows_content) else {
             return;
         };
+        if knows_content {
+            self.kept_slots.remove(&slot);
+        } else {
+            self.kept_slots.insert(slot);
+        }
         if let Some(frozen) = self.frozen_member(slot) {
             unreadable = Some(frozen);
         }
@@ -600,6 +600,7 @@ impl Engine {
         if let Some(state) = self.slots.get_mut(&slot) {
             state.owner = None;
         }
+        self.kept_slots.remove(&slot);
         if let Some(ports) = self.slot_ports.get(&slot) {
             self.dirty.ports.extend(ports);
         }

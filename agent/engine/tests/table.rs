@@ -742,3 +742,958 @@ fn rule_15_a_producer_that_goes_withdraws_what_was_programmed() {
     );
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
+
+// --- rules 10 and 11 -----------------------------------------------------------------------------------------
+
+#[test]
+fn rule_10_a_destination_passes_in_one_write_to_a_policy_whose_set_is_selected() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut younger = policy("younger", "web", "dns", &[1, 2]);
+    younger.created_ms = 2_000;
+    bench.give(objects(vec![ObjectChange::Policy(younger)]));
+    bench.run();
+    // The loser fails as a whole, keeps its set written, and claims what nobody else takes.
+    assert_eq!(bench.state("younger", "web"), State::Failed(FailReason::Conflict));
+    assert_eq!(
+        bench.policy("younger").message.as_deref(),
+        Some("10.96.0.1 port 53 of this consumer belongs to the older policy shop/dns")
+    );
+    assert_eq!(bench.kernel.pins.policies[&1].selected.length, 1);
+    assert_eq!(
+        bench.kernel.pins.entries[&5][&key(2)],
+        Entry {
+            policy: 1,
+            open: false
+        }
+    );
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("dns"))]));
+    assert_eq!(
+        bench.rounds(),
+        [
+            vec!["entries 5 1->1:open"],
+            vec!["policy 0 free", "row 5 105 epoch 1"],
+            vec!["prove 5 for 105 1->1:open 2->1:closed by 1+1g1"],
+            vec!["entries 5 2->1:open"],
+        ]
+    );
+    assert_eq!(bench.state("younger", "web"), State::Programmed);
+}
+
+#[test]
+fn rule_10_else_it_is_claimed_in_between() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut second = policy("second", "web", "dns", &[1]);
+    second.created_ms = 2_000;
+    bench.give(objects(vec![
+        ObjectChange::PolicyGone(named("dns")),
+        ObjectChange::Policy(second),
+    ]));
+    assert_eq!(
+        bench.rounds(),
+        [
+            vec!["policy 1 -> 0+0g0 serving 1", "entries 5 1->0:closed"],
+            vec![
+                "slots 1 [2]",
+                "backends 2:6/106g1",
+                "entries 5 1->1:closed",
+                "row 5 105 epoch 1"
+            ],
+            vec!["policy 0 free", "prove set 1 1+1g1 at 6"],
+            vec!["policy 1 -> 1+1g1 serving 1"],
+            vec!["prove 5 for 105 1->1:closed by 1+1g1"],
+            vec!["entries 5 1->1:open"],
+        ]
+    );
+}
+
+#[test]
+fn rule_11_a_new_uid_under_the_same_name_is_another_policy() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut again = policy("dns", "web", "dns", &[1]);
+    again.uid = Uid("another".into());
+    bench.give(objects(vec![ObjectChange::Policy(again)]));
+    let rounds = bench.rounds();
+    for round in &rounds {
+        assert!(
+            !round.iter().any(|line| line.starts_with("delete entries")),
+            "{rounds:#?}"
+        );
+    }
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    assert_eq!(bench.kernel.pins.entries[&5][&key(1)].policy, 1);
+    assert_eq!(
+        bench.kernel.pins.policies.keys().copied().collect::<Vec<_>>(),
+        [1]
+    );
+}
+
+// --- rule 12 -------------------------------------------------------------------------------------------------
+
+#[test]
+fn rule_12_a_consumer_is_never_its_own_producer() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.registry.insert(5, identity(105, 5));
+    bench.registry.insert(6, identity(106, 6));
+    bench.give(Event::Link(veth(5, "hfboth", 5)));
+    bench.give(Event::Link(veth(6, "hfweb", 6)));
+    let mut both = attachment("both", "hfboth", "web");
+    both.labels.insert("role".into(), "dns".into());
+    let mut policy = policy("dns", "web", "dns", &[1]);
+    policy.content.as_mut().unwrap().producers = selector("role", "dns");
+    bench.give(objects(vec![
+        ObjectChange::Attachment(both),
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Policy(policy),
+    ]));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "both"),
+        State::Held(HoldReason::NoReadyProducer)
+    );
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    assert_eq!(bench.kernel.pins.rows[&5].token, None);
+}
+
+#[test]
+fn rule_12_a_producer_counts_only_when_its_program_is_attached() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.registry.insert(5, identity(105, 5));
+    bench.registry.insert(6, identity(106, 6));
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    bench.give(Event::Link(veth(6, "hfdns", 6)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+    ]));
+    bench.poll();
+    assert_eq!(bench.state("dns", "web"), State::Pending, "it is on its way");
+    bench.answer(
+        |op| matches!(op, Op::Attach { device } if device.ifindex == 6),
+        refused("EPERM"),
+    );
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::NoReadyProducer)
+    );
+    let sent = bench.pass(SECOND);
+    assert_eq!(
+        briefs(&sent),
+        ["attach 6"],
+        "the policy's timer looks after its producers"
+    );
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+// --- rules 16 to 18 ------------------------------------------------------------------------------------------
+
+#[test]
+fn rule_16_a_row_that_cannot_be_closed_is_failed_above_held() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::Link(Link {
+        up: false,
+        ..veth(5, "hfweb", 5)
+    }));
+    assert_eq!(briefs(&bench.poll()), ["row 5 closed epoch 1"]);
+    assert_eq!(bench.state("dns", "web"), State::Held(HoldReason::InterfaceDown));
+    bench.answer(|op| matches!(op, Op::WriteRow { .. }), refused("EIO"));
+    // The second line: what it would deliver is closed.
+    assert_eq!(briefs(&bench.poll()), ["entries 5 1->0:closed"]);
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Failed(FailReason::MapWriteFailed)
+    );
+    bench.run();
+    assert_eq!(briefs(&bench.pass(SECOND)), ["row 5 closed epoch 2"]);
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Held(HoldReason::InterfaceDown));
+}
+
+#[test]
+fn rule_16_removing_counts_until_the_kernel_has_answered() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "two",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    bench.run();
+    bench.effects.clear();
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("two"))]));
+    assert_eq!(briefs(&bench.poll()), ["entries 5 2->1:closed"]);
+    assert_eq!(bench.engine.view().summary().intents.removing, 1);
+    assert_eq!(bench.engine.view().summary().intents.desired(), 1);
+    assert_eq!(briefs(&bench.yes()), ["row 5 105 epoch 1"]);
+    assert_eq!(
+        briefs(&bench.yes()),
+        ["delete entries 5 2", "prove 5 for 105 1->0:open by 0+1g1"]
+    );
+    assert_eq!(bench.engine.view().summary().intents.removing, 1);
+    bench.yes();
+    assert_eq!(bench.engine.view().summary().intents.removing, 0);
+    assert!(bench.log().iter().any(|line| line.what == Happening::Removed(1)));
+}
+
+#[test]
+fn rule_16_invalid_is_failed_at_the_refused_generation_and_the_last_good_serves() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut broken = policy("dns", "web", "dns", &[1]);
+    broken.generation = 2;
+    broken.content = Err(Refusal {
+        reason: FailReason::Invalid,
+        message: "destinations[0]: host bits are set".into(),
+        consumers: None,
+    });
+    bench.give(objects(vec![ObjectChange::Policy(broken)]));
+    assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
+    let view = bench.policy("dns");
+    assert_eq!(view.state, State::Failed(FailReason::Invalid));
+    assert_eq!(view.generation, 2);
+    assert_eq!(view.serving.unwrap().generation, 1);
+    assert_eq!(
+        view.message.as_deref(),
+        Some("destinations[0]: host bits are set")
+    );
+    assert_eq!(bench.engine.next_deadline(), None, "trying again cannot help");
+    // The next life does not know the last good content: it leaves everything as it is.
+    bench.crash();
+    bench.wake();
+    assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
+    assert_eq!(bench.policy("dns").state, State::Failed(FailReason::Invalid));
+}
+
+#[test]
+fn rule_17_since_and_held_since() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let programmed = bench.intents("dns")[0].since;
+    bench.go_to(Boot(10 * SECOND));
+    // An edit that changes nothing here.
+    bench.give(objects(vec![edit(&policy("dns", "web", "dns", &[1]), |_| {})]));
+    assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
+    assert_eq!(bench.intents("dns")[0].since, programmed);
+    assert_eq!(bench.policy("dns").proven, 2, "and it is acked");
+    bench.give(Event::LinkGone(5));
+    bench.run();
+    let held = bench.intents("dns")[0].held_since.unwrap();
+    assert_eq!(held.boot, Boot(10 * SECOND));
+    bench.go_to(Boot(20 * SECOND));
+    bench.give(Event::Link(veth(7, "hfweb", 7)));
+    bench.run();
+    let intent = &bench.intents("dns")[0];
+    assert_eq!(intent.state, State::Held(HoldReason::IdentityMissing));
+    assert_eq!(intent.since.boot, Boot(20 * SECOND));
+    assert_eq!(
+        intent.held_since,
+        Some(held),
+        "whatever reasons it passes through"
+    );
+    let before = intent.clone();
+    bench.go_to(Boot(30 * SECOND));
+    bench.crash();
+    bench.wake();
+    bench.run();
+    assert_eq!(bench.intents("dns")[0], before, "a restart moves neither");
+    assert_eq!(
+        bench.engine.view().summary().holds_begun[&HoldReason::IdentityMissing],
+        0
+    );
+    bench.go_to(Boot(40 * SECOND));
+    bench.registry.insert(7, identity(107, 7));
+    bench.give(Event::Poke(7));
+    bench.run();
+    let intent = &bench.intents("dns")[0];
+    assert_eq!((intent.state, intent.held_since), (State::Programmed, None));
+    assert_eq!(intent.since.boot, Boot(40 * SECOND));
+}
+
+#[test]
+fn rule_18_f56_never_programmed_while_an_answer_is_out() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::Link(Link {
+        up: false,
+        ..veth(5, "hfweb", 5)
+    }));
+    assert_eq!(briefs(&bench.poll()), ["row 5 closed epoch 1"]);
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    // The close is out: nothing more is sent for the row, and nothing is claimed.
+    assert_eq!(bench.poll(), []);
+    assert_eq!(bench.state("dns", "web"), State::Pending);
+    assert_eq!(briefs(&bench.yes()), ["prove 5 for 105 1->0:open by 0+1g1"]);
+    assert_eq!(bench.state("dns", "web"), State::Pending);
+    assert_eq!(briefs(&bench.yes()), ["row 5 105 epoch 1"]);
+    assert_eq!(bench.state("dns", "web"), State::Pending);
+    bench.yes();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+// --- rules 19 to 21 ------------------------------------------------------------------------------------------
+
+/// Deadlines that the engine keeps within this time, in seconds since the start.
+fn deadlines(bench: &mut Bench, nanos: u64) -> Vec<u64> {
+    let end = bench.now.boot.plus(nanos);
+    let mut seen = Vec::new();
+    while let Some(due) = bench.engine.next_deadline().filter(|due| *due <= end) {
+        seen.push(due.0 / SECOND);
+        bench.go_to(due);
+        bench.give(Event::Tick);
+        bench.poll();
+    }
+    bench.go_to(end);
+    seen
+}
+
+#[test]
+fn rule_19_f05_f06_rechecks_double_to_30_s_whatever_others_do() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+    ]));
+    bench.registry.insert(6, identity(106, 6));
+    bench.give(Event::Link(veth(6, "hfdns", 6)));
+    bench.run();
+    // A thousand events a second of others, and echoes of the policy.
+    let mut rechecks = Vec::new();
+    for step in 0..10_000_u64 {
+        bench.give(Event::Link(Link {
+            mtu: 1400 + u32::try_from(step % 9).unwrap(),
+            ..veth(99, "other", 99)
+        }));
+        bench.give(objects(vec![ObjectChange::Policy(policy(
+            "dns",
+            "web",
+            "dns",
+            &[1],
+        ))]));
+        rechecks.extend(deadlines(&mut bench, SECOND / 1000));
+    }
+    assert_eq!(rechecks, [1, 3, 7]);
+    // Twenty minutes: every 30 s, and once a minute the summary.
+    let later = deadlines(&mut bench, 1200 * SECOND);
+    assert_eq!(later[..6], [15, 31, 60, 61, 91, 120]);
+    // It comes: at once. Then only the identity comes, silently: at most 30 s; waits begin at 1 s again.
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::IdentityMissing)
+    );
+    let start = bench.now.boot.0 / SECOND;
+    let waits: Vec<u64> = deadlines(&mut bench, 16 * SECOND)
+        .iter()
+        .map(|at| at - start)
+        .collect();
+    assert_eq!(waits, [1, 3, 7, 15]);
+    bench.registry.insert(5, identity(105, 5));
+    let sent = bench.pass(16 * SECOND);
+    assert!(!sent.is_empty());
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    assert_eq!(
+        bench.engine.next_deadline(),
+        None,
+        "a policy that holds nothing has no timer"
+    );
+    // Held again: 1 s again. After a virtual day it has not stopped.
+    bench.give(Event::LinkGone(5));
+    bench.run();
+    let start = bench.now.boot.0 / SECOND;
+    let day = deadlines(&mut bench, 86_400 * SECOND);
+    assert_eq!(day[0] - start, 1);
+    assert!(day.len() > 86_400 / 30);
+}
+
+#[test]
+fn rule_19_own_events_cut_through_and_do_not_advance() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.registry.remove(&5);
+    bench.give(Event::Poke(5));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::IdentityMissing)
+    );
+    assert_eq!(deadlines(&mut bench, 4 * SECOND), [1, 3]);
+    bench.effects.clear();
+    bench.give(Event::Link(Link {
+        mtu: 1400,
+        ..veth(5, "hfweb", 5)
+    }));
+    bench.poll();
+    assert!(bench.effects.contains(&Effect::ReadRegistry([5].into())));
+    assert_eq!(deadlines(&mut bench, 20 * SECOND), [7, 15]);
+}
+
+#[test]
+fn rule_20_f28_an_add_that_always_fails_is_tried_at_0_1_3_7_15_31_s() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "bad",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    let mut attempts = Vec::new();
+    let fail = |bench: &mut Bench, attempts: &mut Vec<u64>, sent: Vec<Op>| {
+        let mut sent = sent;
+        while !sent.is_empty() || !bench.out.is_empty() {
+            let adds: Vec<OpId> = bench
+                .out
+                .iter()
+                .filter(|(_, op)| matches!(op, Op::WriteEntries { .. }))
+                .map(|(id, _)| *id)
+                .collect();
+            for id in adds {
+                attempts.push(bench.now.boot.0 / SECOND);
+                bench.out.remove(&id);
+                bench.give(Event::Answer(id, refused("EINVAL")));
+            }
+            sent = bench.yes();
+        }
+    };
+    let sent = bench.poll();
+    fail(&mut bench, &mut attempts, sent);
+    while let Some(due) = bench.engine.next_deadline().filter(|due| due.0 <= 60 * SECOND) {
+        bench.go_to(due);
+        bench.give(Event::Tick);
+        let sent = bench.poll();
+        fail(&mut bench, &mut attempts, sent);
+    }
+    assert_eq!(attempts, [0, 1, 3, 7, 15, 31]);
+    assert_eq!(
+        bench.state("bad", "web"),
+        State::Failed(FailReason::MapWriteFailed)
+    );
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    let failures = bench
+        .log()
+        .iter()
+        .filter(|line| matches!(line.what, Happening::Failed(..)))
+        .count();
+    assert_eq!(failures, 1, "one line, not one per retry");
+}
+
+#[test]
+fn rule_20_a_set_that_failed_arms_the_timer_although_nothing_is_held() {
+    let mut bench = Bench::programmed(ALL_FEATURES);
+    bench.registry.insert(8, identity(108, 8));
+    bench.give(Event::Link(veth(8, "hfmore", 8)));
+    bench.give(objects(vec![ObjectChange::Attachment(attachment(
+        "more", "hfmore", "dns",
+    ))]));
+    bench.poll();
+    bench.yes();
+    bench.answer(|op| matches!(op, Op::WriteSlots { .. }), refused("EIO"));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Failed(FailReason::MapWriteFailed)
+    );
+    assert_eq!(
+        bench.kernel.pins.policies[&0].selected.generation, 1,
+        "the old set serves on"
+    );
+    assert!(bench.kernel.pins.entries[&5][&key(1)].open);
+    let sent = bench.pass(SECOND);
+    assert!(
+        sent.iter().any(|op| matches!(op, Op::WriteSlots { .. })),
+        "{:?}",
+        briefs(&sent)
+    );
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+#[test]
+fn rule_20_an_interface_event_retries_only_its_own_items() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.give(Event::Link(veth(5, "hfa", 5)));
+    bench.give(Event::Link(veth(6, "hfb", 6)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("a", "hfa", "web")),
+        ObjectChange::Attachment(attachment("b", "hfb", "web")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+    ]));
+    bench.poll();
+    while bench
+        .out
+        .values()
+        .filter(|op| matches!(op, Op::Attach { .. }))
+        .count()
+        < 2
+    {
+        bench.yes();
+    }
+    for ifindex in [5, 6] {
+        bench.answer(
+            |op| matches!(op, Op::Attach { device } if device.ifindex == ifindex),
+            refused("EPERM"),
+        );
+    }
+    assert_eq!(bench.run(), []);
+    assert_eq!(bench.state("dns", "a"), State::Failed(FailReason::AttachFailed));
+    bench.give(Event::Link(Link {
+        mtu: 1400,
+        ..veth(5, "hfa", 5)
+    }));
+    assert_eq!(briefs(&bench.poll()), ["attach 5"]);
+}
+
+#[test]
+fn rule_21_no_answer_in_10_s_fails_and_a_late_one_counts_if_the_device_is_the_same() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::Link(Link {
+        up: false,
+        ..veth(5, "hfweb", 5)
+    }));
+    assert_eq!(briefs(&bench.poll()), ["row 5 closed epoch 1"]);
+    assert_eq!(deadlines(&mut bench, 10 * SECOND).last(), Some(&10));
+    let intent = &bench.intents("dns")[0];
+    assert_eq!(intent.state, State::Failed(FailReason::MapWriteFailed));
+    assert_eq!(
+        intent.message.as_deref(),
+        Some("no answer from the kernel in 10 s")
+    );
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Held(HoldReason::InterfaceDown));
+}
+
+// --- rules 22 and 23 -----------------------------------------------------------------------------------------
+
+#[test]
+fn rule_22_f43_of_two_attachments_of_one_interface_the_registered_identity_wins() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut a = attachment("a", "hfshared", "web");
+    a.expected = Some(incarnation("a"));
+    let mut b = attachment("b", "hfshared", "web");
+    b.expected = Some(incarnation("b"));
+    bench.give(Event::Link(veth(7, "hfshared", 7)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(a),
+        ObjectChange::Attachment(b),
+    ]));
+    bench.run();
+    assert_eq!(bench.state("dns", "a"), State::Held(HoldReason::IdentityMissing));
+    assert_eq!(bench.state("dns", "b"), State::Held(HoldReason::IdentityMissing));
+    let registered = |who: &str| match identity(107, 7) {
+        RegistryRead::Row(row) => RegistryRead::Row(Identity {
+            incarnation: Some(incarnation(who)),
+            ..row
+        }),
+        other => other,
+    };
+    bench.registry.insert(7, registered("b"));
+    bench.give(Event::Poke(7));
+    bench.run();
+    assert_eq!(bench.state("dns", "b"), State::Programmed);
+    assert_eq!(bench.state("dns", "a"), State::Failed(FailReason::Conflict));
+    assert_eq!(
+        bench
+            .intents("dns")
+            .iter()
+            .find(|i| i.consumer == named("a"))
+            .unwrap()
+            .message
+            .as_deref(),
+        Some("interface hfshared belongs to attachment shop/b: its identity is the registered one")
+    );
+    bench.registry.insert(7, registered("c"));
+    bench.give(Event::Poke(7));
+    bench.run();
+    for who in ["a", "b"] {
+        assert_eq!(bench.state("dns", who), State::Held(HoldReason::IdentityMismatch));
+    }
+    assert_eq!(bench.kernel.pins.rows[&7].token, None);
+}
+
+#[test]
+fn rule_22_f43_of_two_attachments_with_one_address_the_younger_fails() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let shared = std::net::IpAddr::from([10, 0, 0, 9]);
+    let mut older = attachment("web", "hfweb", "web");
+    older.generation = 2;
+    older.addresses.insert(shared);
+    let mut younger = attachment("young", "hfyoung", "web");
+    younger.created_ms = 2_000;
+    younger.addresses.insert(shared);
+    bench.registry.insert(7, identity(107, 7));
+    bench.give(Event::Link(veth(7, "hfyoung", 7)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(younger),
+        ObjectChange::Attachment(older),
+    ]));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    assert_eq!(bench.state("dns", "young"), State::Failed(FailReason::Conflict));
+    assert!(!bench.kernel.pins.entries[&7][&key(1)].open, "claimed, closed");
+    assert_eq!(bench.kernel.pins.rows[&7].token, None);
+    bench.give(objects(vec![ObjectChange::AttachmentGone(named("web"))]));
+    bench.run();
+    assert_eq!(bench.state("dns", "young"), State::Programmed);
+}
+
+#[test]
+fn rule_23_labels_make_intents_come_and_go() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.effects.clear();
+    let mut relabelled = attachment("web", "hfweb", "nobody");
+    relabelled.generation = 2;
+    bench.give(objects(vec![ObjectChange::Attachment(relabelled)]));
+    assert_eq!(
+        bench.rounds(),
+        [
+            vec!["row 5 closed epoch 1"],
+            vec!["clear 5"],
+            vec!["policy 0 free"]
+        ]
+    );
+    assert_eq!(bench.engine.view().policies().count(), 0);
+    assert!(bench.log().iter().any(|line| line.what == Happening::Removed(1)));
+    assert!(
+        bench.kernel.pins.attached.contains(&5),
+        "rule 30: the program follows the attachment"
+    );
+}
+
+#[test]
+fn rule_23_covers_follows_selection_and_generations() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let web = attachment("web", "hfweb", "web").covers;
+    let dns = attachment("dns", "hfdns", "dns").covers;
+    assert_eq!(
+        bench.policy("dns").covers,
+        web.consumer.wrapping_add(dns.producer)
+    );
+    let mut edited = attachment("dns", "hfdns", "dns");
+    edited.generation = 2;
+    edited.covers.producer = 77;
+    bench.give(objects(vec![ObjectChange::Attachment(edited)]));
+    bench.run();
+    assert_eq!(bench.policy("dns").covers, web.consumer.wrapping_add(77));
+}
+
+// --- rules 27, 28, 30 ----------------------------------------------------------------------------------------
+
+/// Kills the agent after every number of answers of a run, and lets the next life finish it.
+fn killed_everywhere(start: impl Fn() -> Bench, change: impl Fn(&mut Bench)) {
+    let mut bench = start();
+    change(&mut bench);
+    bench.run();
+    let wanted = bench.kernel.pins.clone();
+    for steps in 0..60 {
+        for carried_out in [false, true] {
+            let mut bench = start();
+            change(&mut bench);
+            bench.poll();
+            let mut over = false;
+            for _ in 0..steps {
+                let Some((id, op)) = bench.out.pop_first() else {
+                    over = true;
+                    break;
+                };
+                bench.kernel.carry_out(&op);
+                bench.give(Event::Answer(id, Ok(OpDone { writes: 1 })));
+                bench.poll();
+            }
+            if carried_out && let Some((_, op)) = bench.out.pop_first() {
+                bench.kernel.carry_out(&op);
+            }
+            bench.crash();
+            bench.wake();
+            bench.run();
+            bench.pass(120 * SECOND);
+            bench.run();
+            let there = &bench.kernel.pins;
+            assert_eq!(there.attached, wanted.attached, "after {steps}");
+            assert_eq!(there.entries, wanted.entries, "after {steps}");
+            assert_eq!(
+                there
+                    .rows
+                    .iter()
+                    .map(|(i, row)| (*i, row.token))
+                    .collect::<Vec<_>>(),
+                wanted
+                    .rows
+                    .iter()
+                    .map(|(i, row)| (*i, row.token))
+                    .collect::<Vec<_>>(),
+                "after {steps}"
+            );
+            assert_eq!(there.policies.len(), wanted.policies.len(), "after {steps}");
+            if over {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_27_f31_a_kill_at_every_step_of_an_apply_heals() {
+    killed_everywhere(
+        || Bench::started(FIRST_FEATURES),
+        |bench| {
+            bench.registry.insert(5, identity(105, 5));
+            bench.registry.insert(6, identity(106, 6));
+            bench.give(Event::Link(veth(5, "hfweb", 5)));
+            bench.give(Event::Link(veth(6, "hfdns", 6)));
+            bench.give(objects(vec![
+                ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+                ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+                ObjectChange::Policy(policy("dns", "web", "dns", &[1, 2])),
+            ]));
+        },
+    );
+}
+
+#[test]
+fn rule_27_f31_a_kill_at_every_step_of_a_switch_heals() {
+    killed_everywhere(
+        || {
+            let mut bench = Bench::programmed(FIRST_FEATURES);
+            bench.registry.insert(8, identity(108, 8));
+            bench.give(Event::Link(veth(8, "hfnext", 8)));
+            bench.give(objects(vec![ObjectChange::Attachment(attachment(
+                "next", "hfnext", "next",
+            ))]));
+            bench.run();
+            bench
+        },
+        |bench| {
+            bench.give(objects(vec![edit(&policy("dns", "web", "dns", &[1]), |spec| {
+                spec.producers = selector("app", "next");
+                spec.destinations = [service(2)].into();
+            })]));
+        },
+    );
+}
+
+#[test]
+fn rule_27_f31_a_kill_at_every_step_of_a_removal_heals() {
+    killed_everywhere(
+        || {
+            let mut bench = Bench::programmed(FIRST_FEATURES);
+            bench.give(objects(vec![ObjectChange::Policy(policy(
+                "two",
+                "web",
+                "dns",
+                &[2],
+            ))]));
+            bench.run();
+            bench
+        },
+        |bench| {
+            bench.give(objects(vec![ObjectChange::PolicyGone(named("dns"))]));
+        },
+    );
+}
+
+#[test]
+fn rule_27_f53_the_token_of_a_dead_device_never_serves_the_next_one() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    // While the agent is down the device dies, its delete is lost, and the number goes to another workload.
+    bench.links.remove(&5);
+    bench.crash();
+    bench.links.insert(5, veth(5, "hfweb", 9));
+    bench.wake();
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::IdentityMissing)
+    );
+    assert_eq!(bench.kernel.pins.rows[&5].token, None);
+    bench.registry.insert(5, identity(205, 9));
+    bench.give(Event::Poke(5));
+    bench.run();
+    assert_eq!(bench.kernel.pins.rows[&5].token, Some(token(205)));
+}
+
+#[test]
+fn rule_28_two_runs_give_equal_effects() {
+    let run = || {
+        let mut bench = waiting(|_| {});
+        let mut all = bench.rounds();
+        bench.give(Event::LinkGone(6));
+        all.extend(bench.rounds());
+        (all, format!("{:?}", bench.effects), format!("{:?}", bench.engine))
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn rule_30_the_program_goes_with_the_attachment_after_its_entries() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::AttachmentGone(named("web"))]));
+    assert_eq!(
+        bench.rounds(),
+        [
+            vec!["row 5 closed epoch 1"],
+            vec!["clear 5"],
+            vec!["detach 5", "policy 0 free"],
+        ]
+    );
+}
+
+// --- what the data plane does not do yet ---------------------------------------------------------------------
+
+#[test]
+fn unsupported_is_said_and_claims_nothing() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let translate = edit(&policy("dns", "web", "dns", &[1]), |spec| {
+        spec.delivery = Delivery::Translate;
+    });
+    bench.give(objects(vec![translate]));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::Unsupported));
+    assert_eq!(bench.kernel.pins.entries.get(&5), None);
+    assert_eq!(
+        bench.engine.next_deadline().map(|due| due.0),
+        Some(SECOND),
+        "only what is released"
+    );
+    let mut back = policy("dns", "web", "dns", &[1]);
+    back.generation = 3;
+    bench.give(objects(vec![ObjectChange::Policy(back)]));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    // A second ready producer, a tap, a prefix.
+    bench.registry.insert(8, identity(108, 8));
+    bench.give(Event::Link(veth(8, "hfmore", 8)));
+    bench.give(objects(vec![ObjectChange::Attachment(attachment(
+        "more", "hfmore", "dns",
+    ))]));
+    bench.run();
+    assert_eq!(
+        bench.policy("dns").message.as_deref(),
+        Some("2 producers are ready: more than one comes with a later version")
+    );
+    bench.give(Event::LinkGone(8));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.give(Event::Link(Link {
+        kind: LinkKind::Tap,
+        ..veth(5, "hfweb", 5)
+    }));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::Unsupported));
+}
+
+// --- cases ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn f19_in_every_order_of_news_only_the_living_incarnation_is_served() {
+    // add(X, 10, T1), add(X, 11, T2), delete(X, 10), each once and one of them twice, in every order.
+    let events = [0, 1, 2];
+    let mut orders = Vec::new();
+    for twice in events {
+        let all = [0, 1, 2, twice];
+        for a in 0..4 {
+            for b in (0..4).filter(|b| *b != a) {
+                for c in (0..4).filter(|c| *c != a && *c != b) {
+                    let d = 6 - a - b - c;
+                    orders.push([all[a], all[b], all[c], all[d]]);
+                }
+            }
+        }
+    }
+    for order in orders {
+        for batched in [true, false] {
+            let mut bench = Bench::started(FIRST_FEATURES);
+            bench.registry.insert(6, identity(106, 6));
+            bench.registry.insert(10, identity(1, 10));
+            bench.registry.insert(11, identity(2, 11));
+            bench.give(Event::Link(veth(6, "hfdns", 6)));
+            bench.give(objects(vec![
+                ObjectChange::Attachment(attachment("web", "hfx", "web")),
+                ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+                ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+            ]));
+            bench.run();
+            for event in order {
+                bench.give(match event {
+                    0 => Event::Link(veth(10, "hfx", 10)),
+                    1 => Event::Link(veth(11, "hfx", 11)),
+                    _ => Event::LinkGone(10),
+                });
+                if !batched {
+                    bench.run();
+                }
+            }
+            // The kernel answers what it is asked: 10 is gone, 11 is there.
+            for _ in 0..3 {
+                bench.run();
+                for effect in std::mem::take(&mut bench.effects) {
+                    match effect {
+                        Effect::AskLink(11) => bench.give(Event::Link(veth(11, "hfx", 11))),
+                        Effect::AskLink(ifindex) => bench.give(Event::LinkGone(ifindex)),
+                        _ => {}
+                    }
+                }
+            }
+            bench.run();
+            assert_eq!(bench.state("dns", "web"), State::Programmed, "{order:?}");
+            let open: Vec<(Ifindex, Option<Token>)> = bench
+                .kernel
+                .pins
+                .rows
+                .iter()
+                .map(|(ifindex, row)| (*ifindex, row.token))
+                .collect();
+            assert_eq!(open, [(11, Some(token(2)))], "{order:?}");
+        }
+    }
+}
+
+#[test]
+fn f29_200_held_for_an_hour_cost_one_line_each_and_a_summary_a_minute() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    let mut all = vec![ObjectChange::Policy(policy("dns", "web", "dns", &[1]))];
+    for n in 0..200 {
+        all.push(ObjectChange::Attachment(attachment(
+            &format!("web-{n}"),
+            &format!("hf{n}"),
+            "web",
+        )));
+    }
+    bench.give(objects(all));
+    bench.run();
+    for second in 0..3600_u32 {
+        for event in 0..10 {
+            bench.give(Event::Link(Link {
+                mtu: 1000 + second % 400 + event,
+                ..veth(9_000, "unknown", 1)
+            }));
+        }
+        bench.pass(SECOND);
+    }
+    let log = bench.log();
+    let starts = log
+        .iter()
+        .filter(|line| matches!(line.what, Happening::HoldStarted(_)))
+        .count();
+    let summaries = log
+        .iter()
+        .filter(|line| matches!(line.what, Happening::Summary { .. }))
+        .count();
+    assert_eq!((starts, summaries, log.len()), (200, 60, 260));
+    assert!(log.iter().all(|line| line.level <= Level::Info));
+}
+
+#[test]
+fn f54_one_failed_read_closes_nothing() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.registry.insert(5, RegistryRead::Failed("EIO".into()));
+    bench.registry.insert(6, RegistryRead::Failed("EIO".into()));
+    bench.give(Event::Poke(5));
+    bench.give(Event::Poke(6));
+    assert_eq!(bench.pass(60 * SECOND), []);
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.crash();
+    bench.wake();
+    assert_eq!(bench.pass(60 * SECOND), []);
+    assert_eq!(bench.kernel.pins.rows[&5].token, Some(token(105)));
+}
