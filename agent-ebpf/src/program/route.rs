@@ -206,7 +206,9 @@ fn choose(packet: Packet<'_>, policy: u32, selector: u64) -> Producer {
     };
     // A member of the set that the selector names: a slot that has not been written since says nothing.
     let member = owner == policy && generation_at_least(target.last_generation, selector.generation);
-    if token == 0 || !member || target.kind != Target::PEER || target.ifindex == packet.headers.key.ifindex {
+    // A consumer is never its own producer. A set as such has no consumer: any device that holds the program is asked.
+    let own = target.ifindex == packet.headers.key.ifindex && !probe.is_of_set();
+    if token == 0 || !member || target.kind != Target::PEER || own {
         return Producer::NONE;
     }
     if lookup::token(target.ifindex, token) != token {
