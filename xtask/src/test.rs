@@ -170,6 +170,7 @@ struct Message {
 struct Target {
     name: String,
     kind: Vec<String>,
+    src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -236,7 +237,7 @@ fn suite_of(message: Message) -> Option<Suite> {
         name
     };
     Some(Suite {
-        needs_lab: package == "tests" && is_integration,
+        needs_lab: target.src_path.starts_with(directory.join("kernel")),
         name,
         executable,
         directory,
