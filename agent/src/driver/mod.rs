@@ -6,6 +6,8 @@
 pub mod handle;
 pub mod lanes;
 mod pace;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
