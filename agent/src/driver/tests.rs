@@ -9,9 +9,9 @@ use std::time::Duration;
 use holdfast_ebpf::abi::Verdict;
 use holdfast_engine::Engine;
 use holdfast_engine::model::{
-    Adoption, Attachment, Boot, Config, Covers, Delivery, Destination, Device, Event, FailReason, HoldReason,
-    Identity, Ifindex, Lane, Link, LinkKind, Mac, Now, ObjectChange, ObjectName, OnDeadline, Policy,
-    PolicySpec, Protocol, Selector, State, Switchover, Token, Uid, WhileHeld,
+    Attachment, Boot, Config, Covers, Delivery, Destination, Device, Event, FailReason, HoldReason, Identity,
+    Ifindex, Lane, Link, LinkKind, Mac, Now, ObjectChange, ObjectName, OnDeadline, Policy, PolicySpec,
+    Protocol, Selector, State, Switchover, Token, Uid, WhileHeld,
 };
 use holdfast_engine::view::Settled;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -107,7 +107,7 @@ impl Rig {
         });
         let driver = Driver::new(
             engine,
-            vec![Event::Adopted(Box::new(Adoption::default()))],
+            vec![Event::Adopted(Box::default())],
             Arc::new(clock),
             Identification {
                 node: "edge-1".to_owned(),
@@ -430,7 +430,9 @@ async fn a_lane_that_does_not_answer_fails_its_intents_after_ten_seconds_and_a_l
         }
     });
     rig.with_everything().await;
-    let took = rig.until("first", State::Failed(FailReason::MapWriteFailed)).await;
+    let took = rig
+        .until("first", State::Failed(FailReason::MapWriteFailed))
+        .await;
     assert!(
         (Duration::from_secs(10)..Duration::from_secs(11)).contains(&took),
         "{took:?}"
