@@ -40,17 +40,16 @@ const RATE_ASKED: f64 = 5_000.0;
 
 /// A scene in which everything but c0 exists and is programmed.
 fn without_c0() -> anyhow::Result<Lab> {
-    let mut lab = Lab::new()?;
-    lab.put_objects()?;
-    for workload in lab.consumers.iter_mut().skip(1).chain(&mut lab.producers) {
-        workload.create(&mut lab.node)?;
-    }
-    lab.serve()?;
-    lab.node.start_agent()?;
-    for workload in lab.consumers.iter().skip(1).chain(&lab.producers) {
-        workload.register(&lab.node)?;
-    }
-    Ok(lab)
+    Lab::new()?.set_up(|lab| {
+        lab.put_objects()?;
+        for workload in lab.consumers.iter_mut().skip(1).chain(&mut lab.producers) {
+            workload.create(&mut lab.node)?;
+        }
+        lab.serve()?;
+        lab.node.start_agent()?;
+        let mut others = lab.consumers.iter().skip(1).chain(&lab.producers);
+        others.try_for_each(|workload| workload.register(&lab.node))
+    })
 }
 
 fn traffic_flows_by_every_protocol_until_a_hold_stops_it() -> anyhow::Result<()> {

@@ -130,13 +130,40 @@ impl Lab {
     /// # Errors
     /// When something of it does not come about.
     pub fn programmed() -> anyhow::Result<Self> {
-        let mut lab = Self::new()?;
-        lab.put_objects()?;
-        lab.create_workloads()?;
-        lab.node.start_agent()?;
-        lab.register_all()?;
-        lab.until_programmed()?;
-        Ok(lab)
+        Self::new()?.set_up(|lab| {
+            lab.put_objects()?;
+            lab.create_workloads()?;
+            lab.node.start_agent()?;
+            lab.register_all()?;
+            lab.until_programmed()
+        })
+    }
+
+    /// Sets a scene up; if that fails, says what the agent said.
+    ///
+    /// # Errors
+    /// What `work` says.
+    pub fn set_up(mut self, work: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<Self> {
+        let outcome = work(&mut self);
+        self.explained(outcome)?;
+        Ok(self)
+    }
+
+    /// Adds to a failure what the agent has said.
+    fn explained(&self, outcome: anyhow::Result<()>) -> anyhow::Result<()> {
+        outcome.with_context(|| {
+            let log = self.node.log();
+            let tail = log.len().saturating_sub(60);
+            let report = self
+                .node
+                .report_path()
+                .and_then(|path| Ok(std::fs::read_to_string(path)?));
+            format!(
+                "the agent's last lines:\n{}\nits report:\n{}",
+                log[tail..].join("\n"),
+                report.unwrap_or_default()
+            )
+        })
     }
 
     /// Writes both policies and the attachments of all workloads.
@@ -314,15 +341,8 @@ impl Lab {
     /// What the test or the end of the scene says.
     pub fn run(mut self, test: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let outcome = test(&mut self);
-        let log = self.node.log();
-        let report = self.node.report();
-        outcome.and_then(|()| self.finish()).with_context(|| {
-            let tail = log.len().saturating_sub(60);
-            format!(
-                "the agent's last lines:\n{}\nits report: {report:?}",
-                log[tail..].join("\n")
-            )
-        })
+        self.explained(outcome)?;
+        self.finish()
     }
 
     /// Waits until so many intents are in this state, as the gauge says.
