@@ -458,7 +458,10 @@ fn a_second_agent_is_refused() -> anyhow::Result<()> {
         let status = second.wait(Duration::from_secs(5))?;
         let said = log.lines().join("\n");
         ensure!(!status.success(), "it ends with success");
-        ensure!(said.contains("another agent"), "it does not say why: {said}");
+        ensure!(
+            said.contains("another holdfast agent"),
+            "it does not say why: {said}"
+        );
         ensure!(lab.node.verdict(DNS)? == "Programmed");
         let tally = flow.finish(lab.serving.first())?;
         tally.perfect()?;

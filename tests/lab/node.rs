@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -16,6 +17,7 @@ use holdfast::datapath::raw::{self, Kind, Map};
 use holdfast::registry::{Registration, Registry};
 use holdfast_ebpf::abi::{ConsumerRow, pin};
 use rustix::process::Signal;
+use serde::Deserialize;
 
 use crate::objects::{Attachment, NODE, Policy};
 use crate::process::{Log, Running, SHIPPED, confine, run};
@@ -46,9 +48,17 @@ const RUN: &str = "holdfast";
 pub struct Node {
     agent: Option<Running>,
     log: Log,
+    registered: Mutex<BTreeMap<String, Registered>>,
     /// Its devices.
     pub rtnl: Rtnl,
     space: Space,
+}
+
+/// What `attachment register` says: a CNI keeps it for the end of the workload.
+#[derive(Clone, Debug, Deserialize)]
+struct Registered {
+    ifindex: u32,
+    token: String,
 }
 
 impl Node {
@@ -59,10 +69,15 @@ impl Node {
     pub fn new() -> anyhow::Result<Self> {
         let space = Space::node()?;
         space.inside(sysctl::for_node)?;
+        let mut rtnl = Rtnl::open(&space)?;
+        // The first interface of every workload has number 2. The kernel is up to a second late to tell the carrier of
+        // a veth whose ends have the same number, and to let it send (`linkwatch_urgent_event`): none here shall.
+        rtnl.simple("hfpad", "bridge")?;
         let node = Self {
             agent: None,
             log: Log::default(),
-            rtnl: Rtnl::open(&space)?,
+            registered: Mutex::default(),
+            rtnl,
             space,
         };
         for directory in ["objects", "staging"] {
@@ -277,16 +292,34 @@ impl Node {
     /// # Errors
     /// When the command exits with another code.
     pub fn register_with(&self, interface: &str, identity: &str, code: i32) -> anyhow::Result<()> {
-        let arguments = ["register", "--interface", interface, "--identity", identity];
-        self.attachment_command(&arguments, code)
+        let arguments = [
+            "register",
+            "--interface",
+            interface,
+            "--identity",
+            identity,
+            "-o",
+            "json",
+        ];
+        let said = self.attachment_command(&arguments, code)?;
+        let registered: Registered =
+            serde_json::from_str(&said).with_context(|| format!("no JSON: {said}"))?;
+        let mut all = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(interface.to_owned(), registered);
+        Ok(())
     }
 
-    /// Unregisters whatever is behind an interface, as a CNI does.
+    /// Unregisters what was registered last for an interface, as a CNI does.
     ///
     /// # Errors
-    /// When the command does not exit with 0.
+    /// When nothing was, or the command does not exit with 0.
     pub fn unregister(&self, interface: &str) -> anyhow::Result<()> {
-        self.attachment_command(&["unregister", "--interface", interface], 0)
+        let all = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let Registered { ifindex, token } = all.get(interface).context("never registered")?.clone();
+        drop(all);
+        let ifindex = ifindex.to_string();
+        self.attachment_command(&["unregister", "--ifindex", &ifindex, "--token", &token], 0)
+            .map(drop)
     }
 
     /// Registers an identity as a CNI does that knows nothing of the agent: it writes the row and tells nobody.
@@ -330,7 +363,7 @@ impl Node {
         Ok(())
     }
 
-    fn attachment_command(&self, arguments: &[&str], code: i32) -> anyhow::Result<()> {
+    fn attachment_command(&self, arguments: &[&str], code: i32) -> anyhow::Result<String> {
         let output = self.cli("attachment", arguments)?;
         ensure!(
             output.status.code() == Some(code),
@@ -340,7 +373,7 @@ impl Node {
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
-        Ok(())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     // --- what the node tells ----------------------------------------------------------------------------------
