@@ -16,10 +16,11 @@ const REQUEST: u16 = libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16;
 const CREATE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
 const REPLACE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_REPLACE as u16;
 
-/// From `linux/veth.h`, `linux/neighbour.h` and `linux/rtnetlink.h`: libc does not have them.
+/// From `linux/veth.h`, `linux/neighbour.h`, `linux/rtnetlink.h` and `linux/if.h`: libc does not have them.
 const VETH_INFO_PEER: u16 = 1;
 const NUD_PERMANENT: u16 = 0x80;
 const RTNH_F_ONLINK: u32 = 4;
+const IF_OPER_UP: u8 = 6;
 
 /// A hardware address.
 pub type Mac = [u8; 6];
@@ -62,6 +63,8 @@ pub struct Device {
     pub ifindex: u32,
     /// Hardware address.
     pub mac: Mac,
+    /// It can send: the kernel has said so, after administrator and carrier (`IF_OPER_UP`).
+    pub operational: bool,
 }
 
 impl Rtnl {
@@ -248,12 +251,16 @@ impl Rtnl {
             };
         }
         let ifindex = reply.payload.get(4..8).and_then(|b| b.try_into().ok());
-        let mac = attributes(reply.payload.get(16..).unwrap_or_default())
-            .find(|(kind, _)| *kind == libc::IFLA_ADDRESS)
-            .and_then(|(_, value)| value.try_into().ok());
+        let find = |wanted| {
+            let mut all = attributes(reply.payload.get(16..).unwrap_or_default());
+            all.find_map(|(kind, value)| (kind == wanted).then_some(value))
+        };
         Ok(Some(Device {
             ifindex: u32::from_ne_bytes(ifindex.context("a short answer")?),
-            mac: mac.unwrap_or_default(),
+            mac: find(libc::IFLA_ADDRESS)
+                .and_then(|value| value.try_into().ok())
+                .unwrap_or_default(),
+            operational: find(libc::IFLA_OPERSTATE) == Some(&[IF_OPER_UP]),
         }))
     }
 

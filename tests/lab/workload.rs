@@ -1,17 +1,21 @@
 //! A workload: a network namespace that a CNI would have made, with one veth to the node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use anyhow::Context;
 
 use crate::node::Node;
 use crate::objects::Attachment;
 use crate::rtnl::{End, Mac, Rtnl};
-use crate::{Space, sysctl};
+use crate::{Space, sysctl, until};
 
 /// The gateway that every workload has: it exists only as a neighbour entry in front of the node.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+
+/// How long the kernel may take to let a device send.
+const CARRIER_BUDGET: Duration = Duration::from_secs(5);
 
 /// Name of the interface inside.
 const INSIDE: &str = "eth0";
@@ -136,7 +140,19 @@ impl Workload {
             node.rtnl.route(address, prefix, None, &self.interface)?;
             node.rtnl.neighbour(address, self.mac(), &self.interface)?;
         }
-        Ok(())
+        self.until_it_can_send(node)
+    }
+
+    /// A device drops all that it shall send until the kernel has got round to its new carrier (`linkwatch_do_dev`),
+    /// a moment later. A CNI that returns before would lose the first packet of its workload, whatever the node does.
+    fn until_it_can_send(&self, node: &mut Node) -> anyhow::Result<()> {
+        let mut inside = Rtnl::open(self.space()?)?;
+        let what = format!("{} can send", self.name);
+        until(CARRIER_BUDGET, what, || {
+            let ends = [node.rtnl.device(&self.interface)?, inside.device(INSIDE)?];
+            let both = ends.iter().flatten().filter(|end| end.operational).count() == 2;
+            Ok(both.then_some(()))
+        })
     }
 
     const fn mac(&self) -> Mac {
@@ -173,7 +189,8 @@ impl Workload {
         rtnl.up(INSIDE)?;
         // IPv6 addresses go with the device, IPv4 addresses stay.
         rtnl.address(INSIDE, self.addresses[1], 128)?;
-        route_to_node(&mut rtnl, host.mac)
+        route_to_node(&mut rtnl, host.mac)?;
+        self.until_it_can_send(node)
     }
 
     /// Deletes the interface, and with it the present incarnation.

@@ -61,7 +61,7 @@ fn ask(request: &[u8]) -> io::Result<Option<Link>> {
     let senseless = || io::Error::from(io::ErrorKind::InvalidData);
     match messages(&datagram).next() {
         Some(Ok(message)) if message.sequence == SEQUENCE => match message.content {
-            Content::Present(link) => Ok(Some(link)),
+            Content::Present(link) | Content::Orphaned(link) => Ok(Some(link)),
             Content::Answer(libc::ENODEV) => Ok(None),
             Content::Answer(errno) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
             _ => Err(senseless()),

@@ -35,6 +35,8 @@ pub(super) struct Message {
 pub(super) enum Content {
     /// A device is there.
     Present(Link),
+    /// A veth is there and has no other end any more: it is being deleted, and of what kind it was is no longer said.
+    Orphaned(Link),
     /// A device is there, but what the message says about it makes no sense.
     Unreadable(Ifindex),
     /// A device is gone from this namespace.
@@ -115,15 +117,16 @@ fn link_message(kind: u16, payload: &[u8]) -> Result<Content, Malformed> {
         return Ok(Content::Gone(ifindex));
     }
     let flags = u32_at(payload, 8).ok_or(Malformed)?;
-    Ok(link(ifindex, flags, attributes).map_or(Content::Unreadable(ifindex), Content::Present))
+    Ok(link(ifindex, flags, attributes).unwrap_or(Content::Unreadable(ifindex)))
 }
 
-fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Link> {
+fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
     let mut name = None;
     let mut mac = Mac::default();
     let mut carrier = false;
     let mut kind = None;
     let mut peer_elsewhere = false;
+    let mut peer = None;
     let mut master = None;
     let mut mtu = None;
     for attribute in (Attributes { rest: attributes }) {
@@ -135,13 +138,14 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Link> {
             libc::IFLA_CARRIER => carrier = *value.first()? != 0,
             libc::IFLA_MTU => mtu = Some(u32_at(value, 0)?),
             libc::IFLA_MASTER => master = Some(u32_at(value, 0)?).filter(|&ifindex| ifindex != 0),
+            libc::IFLA_LINK => peer = Some(u32_at(value, 0)?),
             // Only there when the other end is in another namespace, whether that has a number yet or not.
             libc::IFLA_LINK_NETNSID => peer_elsewhere = true,
             libc::IFLA_LINKINFO => kind = info_kind(value)?,
             _ => {}
         }
     }
-    Some(Link {
+    let link = Link {
         ifindex,
         name: name?,
         mac,
@@ -154,6 +158,13 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Link> {
         },
         master,
         mtu: mtu?,
+    };
+    // `veth_dellink` cuts the two ends apart before it tells of either (`veth_get_iflink` then says 0).
+    let is_veth = matches!(link.kind, LinkKind::Veth { .. });
+    Some(if is_veth && peer == Some(0) {
+        Content::Orphaned(link)
+    } else {
+        Content::Present(link)
     })
 }
 
@@ -273,6 +284,20 @@ mod tests {
         assert_eq!(contents(&datagram), [Content::Present(veth())]);
         let message = messages(&datagram).next().unwrap().unwrap();
         assert_eq!((message.sequence, message.interrupted), (0, false));
+    }
+
+    #[test]
+    fn a_veth_that_is_being_deleted() {
+        let peer_elsewhere = false;
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/veth_dying.hex"))),
+            [Content::Orphaned(Link {
+                up: false,
+                carrier: false,
+                kind: LinkKind::Veth { peer_elsewhere },
+                ..veth()
+            })]
+        );
     }
 
     #[test]

@@ -58,6 +58,11 @@ impl State {
                     self.overtake(link.ifindex);
                     self.learn(link);
                 }
+                Content::Orphaned(link) => {
+                    self.overtake(link.ifindex);
+                    let link = self.as_it_was(link);
+                    self.learn(link);
+                }
                 Content::Gone(ifindex) => {
                     self.overtake(ifindex);
                     self.forget(ifindex);
@@ -95,6 +100,14 @@ impl State {
             dump.interrupted |= message.interrupted;
             match message.content {
                 Content::Present(link) => _ = dump.links.insert(link.ifindex, link),
+                // Its end has a notification of its own; until then it is what it was.
+                Content::Orphaned(link) => {
+                    let kind = self
+                        .known
+                        .get(&link.ifindex)
+                        .map_or(link.kind, |known| known.kind);
+                    dump.links.insert(link.ifindex, Link { kind, ..link });
+                }
                 Content::Unreadable(ifindex) => _ = dump.unreadable.insert(ifindex),
                 Content::Done(0) => finished = self.dump.take().map(|dump| self.take_over(dump)),
                 Content::Done(_) | Content::Answer(_) => {
@@ -190,13 +203,23 @@ impl State {
         }
     }
 
+    /// A device that is being deleted, with the kind that it had before.
+    fn as_it_was(&self, link: Link) -> Link {
+        let kind = self
+            .known
+            .get(&link.ifindex)
+            .map_or(link.kind, |known| known.kind);
+        Link { kind, ..link }
+    }
+
     /// An answer is told in any case: whoever asked does not believe what it knows.
     fn ask_answered(&mut self, sequence: u32, ifindex: Ifindex, overtaken: bool, content: Content) {
         match content {
-            Content::Present(link) if link.ifindex == ifindex => {
-                if !overtaken {
-                    self.known.insert(ifindex, link);
-                }
+            Content::Present(link) | Content::Orphaned(link) if link.ifindex == ifindex && overtaken => {}
+            Content::Present(link) if link.ifindex == ifindex => _ = self.known.insert(ifindex, link),
+            Content::Orphaned(link) if link.ifindex == ifindex => {
+                let link = self.as_it_was(link);
+                self.known.insert(ifindex, link);
             }
             Content::Answer(libc::ENODEV) => {
                 if !overtaken {
@@ -541,6 +564,36 @@ mod tests {
         assert_eq!(state.answered(&refused(3, libc::EBUSY)), Err(Trouble::Cut));
         assert_eq!(state.answered(&done(1, 0)), Ok(None), "an old one's end");
         assert_eq!(news(&mut state), []);
+    }
+
+    #[test]
+    fn a_veth_that_is_being_deleted_stays_what_it_was() {
+        let veth = |peer_elsewhere, up| Link {
+            kind: LinkKind::Veth { peer_elsewhere },
+            up,
+            ..link(2, 1)
+        };
+        let as_message = |sequence, link: &Link, peer: u32| {
+            let mut message = present(sequence, link);
+            let mut nested = attribute(libc::IFLA_INFO_KIND, b"veth");
+            nested = attribute(libc::IFLA_LINKINFO, &nested);
+            nested.extend(attribute(libc::IFLA_LINK, &peer.to_ne_bytes()));
+            if link.kind == (LinkKind::Veth { peer_elsewhere: true }) {
+                nested.extend(attribute(libc::IFLA_LINK_NETNSID, &[0; 4]));
+            }
+            message.extend(nested);
+            let length = message.len() as u32;
+            message[..4].copy_from_slice(&length.to_ne_bytes());
+            message
+        };
+        let mut state = dumped(&[]);
+        state.notified(&as_message(0, &veth(true, true), 9)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(veth(true, true))]);
+        state.notified(&as_message(0, &veth(false, false), 0)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(veth(true, false))]);
+        // Both ends in one namespace: that is said.
+        state.notified(&as_message(0, &veth(false, false), 9)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Present(veth(false, false))]);
     }
 
     #[test]
