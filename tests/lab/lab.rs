@@ -266,14 +266,30 @@ impl Lab {
     /// # Errors
     /// When it is not.
     pub fn served_at_once(&self, consumer: usize, service: usize) -> anyhow::Result<()> {
-        let to = self.services[service].v4();
-        let by = ask(self.consumers[consumer].space()?, to, PATIENCE)?;
+        let by = self.answered(consumer, service, PATIENCE)?;
         let expected = self.serving[service].id();
         ensure!(
             by == Some(expected),
-            "c{consumer} asks {to} once: answered by {by:?}"
+            "c{consumer} asks service {service} once: answered by {by:?}"
         );
         Ok(())
+    }
+
+    /// Asks a service once, by UDP and IPv4: who answers within this time?
+    ///
+    /// # Errors
+    /// When the consumer is not there.
+    pub fn answered(
+        &self,
+        consumer: usize,
+        service: usize,
+        patience: Duration,
+    ) -> anyhow::Result<Option<u32>> {
+        ask(
+            self.consumers[consumer].space()?,
+            self.services[service].v4(),
+            patience,
+        )
     }
 
     /// Asks a service by each family, and wants that nothing of it arrives anywhere.

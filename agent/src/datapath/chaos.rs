@@ -8,6 +8,7 @@
 //! entries@7=EINVAL            writing entries of device 7 (a number, or a name) fails, for ever
 //! registry=EIO for 5s         reads of the registry fail for five seconds, counted from the first sight of the line
 //! row=slow 300ms              writing a row takes so long (and then happens)
+//! row=panic                   whoever writes a row panics
 //! detach-on-exit              a rule is broken: see [`Broken`]
 //! ```
 
@@ -122,6 +123,7 @@ impl Target {
 enum Fault {
     Errno(Errno),
     Slow(Duration),
+    Panic,
 }
 
 /// How long it goes on happening.
@@ -203,6 +205,7 @@ impl Rule {
         };
         let fault = match fault.trim().split_once(' ') {
             Some(("slow", duration)) => Fault::Slow(parse_duration(duration)?),
+            None if fault.trim() == "panic" => Fault::Panic,
             _ => Fault::Errno(parse_errno(fault.trim())?),
         };
         Ok(Self {
@@ -339,6 +342,7 @@ impl Chaos {
                 thread::sleep(duration);
                 None
             }
+            Fault::Panic => std::panic::panic_any("on purpose"),
         }
     }
 

@@ -1,0 +1,607 @@
+//! Failures that systems of this kind really had. Each test carries the id of its case in `cases.toml`, where the
+//! figures that are scaled here are named.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use holdfast_tests::lab::{DNS, WEB};
+use holdfast_tests::node::BREAK;
+use holdfast_tests::objects::Policy;
+use holdfast_tests::told::Sampler;
+use holdfast_tests::traffic::{Flow, ask};
+use holdfast_tests::{EVENT_BUDGET, Lab, Workload, say, suite, throughout, until};
+use rustix::process::Signal;
+
+suite! {
+    needs [Namespaces, Agent];
+    f03_one_write_fails_and_one_interface_is_missing,
+    f03_a_failed_cleanup_stops_no_other,
+    f04_down_when_the_policy_comes,
+    f04_gone_while_it_is_attached,
+    f06_rechecks_find_what_nobody_tells,
+    f06_a_silent_identity_is_found_at_its_first_packet,
+    f08_attaching_fails_for_a_while,
+    f10_traffic_survives_sigterm,
+    f10_traffic_survives_sigkill,
+    f10_traffic_survives_a_panic,
+    f53_an_old_token_never_serves_a_new_device_of_its_number,
+    f53_nor_one_of_its_name,
+    f54_a_failed_read_closes_nothing,
+    f54_all_reads_fail_at_start,
+    each_fails_with_its_rule_broken,
+}
+
+/// Packets a second of a flow that must not suffer.
+const RATE: u64 = 5_500;
+
+// --- F03 ---------------------------------------------------------------------------------------------------
+
+const MANY: &str = "many";
+const MEMBERS: u8 = 50;
+
+/// Fifty consumers of one policy, of which the last one's interface is missing.
+fn many() -> Vec<Workload> {
+    let member = |n: u8| Workload::new(&format!("m{n:02}"), 50 + n, &[(MANY, "yes")], &[]);
+    (0..MEMBERS).map(member).collect()
+}
+
+/// Everything is there and attached, all of [`many`] but the last, and no policy yet.
+fn ready_for_many(lab: &mut Lab, members: &mut [Workload]) -> anyhow::Result<()> {
+    for workload in lab.consumers.iter().chain(&lab.producers).chain(&*members) {
+        lab.node.put_attachment(&workload.attachment())?;
+    }
+    lab.create_workloads()?;
+    if let Some((_missing, there)) = members.split_last_mut() {
+        for member in there {
+            member.create(&mut lab.node)?;
+        }
+    }
+    lab.node.start_agent()?;
+    lab.register_all()?;
+    if let Some((_missing, there)) = members.split_last() {
+        for member in there {
+            member.register(&lab.node)?;
+        }
+    }
+    Ok(())
+}
+
+fn policy_of_many(lab: &Lab) -> Policy {
+    Policy {
+        name: MANY.to_owned(),
+        consumers: (MANY.to_owned(), "yes".to_owned()),
+        ..lab.policy(DNS)
+    }
+}
+
+fn f03_one_write_fails_and_one_interface_is_missing() -> anyhow::Result<()> {
+    let mut members = many();
+    Lab::new()?.run(|lab| {
+        lab.node.chaos("entries@hfm17=EINVAL")?;
+        ready_for_many(lab, &mut members)?;
+        lab.node.put_policy(&policy_of_many(lab))?;
+        lab.node.put_policy(&lab.policy(WEB))?;
+        // The other policy is behind it, and does not wait for it.
+        lab.node.until_verdict(WEB, "Programmed", EVENT_BUDGET)?;
+        until(
+            EVENT_BUDGET,
+            "48 programmed, 1 held, 1 failed, in one report",
+            || {
+                let report = lab.node.report()?;
+                let line = report.as_ref().and_then(|report| report.policy(MANY));
+                let counts = line.map(|line| line.intents);
+                let counts =
+                    counts.map(|counts| (counts.programmed, counts.held, counts.failed, counts.pending));
+                Ok((counts == Some((48, 1, 1, 0))).then_some(()))
+            },
+        )?;
+        let metrics = lab.node.metrics()?;
+        ensure!(metrics.held("InterfaceMissing") == 1);
+        ensure!(metrics.count("holdfast_failed_intents", &[("reason", "MapWriteFailed")]) == 1);
+        let service = lab.services[0].v4();
+        for n in [0, 16, 18, 48] {
+            let by = ask(members[n].space()?, service, EVENT_BUDGET)?;
+            ensure!(by == Some(1), "m{n:02} is answered by {by:?}");
+        }
+        let by = ask(members[17].space()?, service, Duration::from_millis(100))?;
+        ensure!(by.is_none(), "m17 has failed and is served");
+
+        lab.node.chaos("")?;
+        until(
+            4 * EVENT_BUDGET,
+            "the failed one recovers by its own retries",
+            || Ok((lab.node.metrics()?.intents("failed") == 0).then_some(())),
+        )?;
+        ensure!(ask(members[17].space()?, service, EVENT_BUDGET)? == Some(1));
+        lab.node.rtnl.delete("hfm17")?;
+        until(EVENT_BUDGET, "and is held again", || {
+            Ok((lab.node.metrics()?.held("InterfaceMissing") == 2).then_some(()))
+        })
+    })
+}
+
+fn f03_a_failed_cleanup_stops_no_other() -> anyhow::Result<()> {
+    let mut members = many();
+    Lab::new()?.run(|lab| {
+        lab.node.chaos("")?;
+        ready_for_many(lab, &mut members)?;
+        let entries = |lab: &Lab| -> anyhow::Result<u64> {
+            Ok(lab
+                .node
+                .metrics()?
+                .count("holdfast_map_entries", &[("map", "services")]))
+        };
+        let before = entries(lab)?;
+        lab.node.put_policy(&policy_of_many(lab))?;
+        until(EVENT_BUDGET, "49 programmed", || {
+            Ok((lab.node.metrics()?.intents("programmed") == 49).then_some(()))
+        })?;
+        // Of each consumer.
+        let entries_of_one = (entries(lab)? - before) / u64::from(MEMBERS - 1);
+        lab.node.chaos("delete-entries@hfm03=EIO; clear@hfm03=EIO")?;
+        lab.node.remove_file("policy-many.yaml")?;
+        until(EVENT_BUDGET, "all entries are gone but those of one", || {
+            Ok((entries(lab)? == before + entries_of_one).then_some(()))
+        })?;
+        throughout(EVENT_BUDGET, "it is not forgotten", || {
+            Ok(lab.node.metrics()?.intents("removing") > 0)
+        })?;
+        let by = ask(
+            members[3].space()?,
+            lab.services[0].v4(),
+            Duration::from_millis(100),
+        )?;
+        ensure!(by.is_none(), "its policy is gone, and it is served");
+        lab.node.chaos("")?;
+        until(8 * EVENT_BUDGET, "the last ones are gone", || {
+            Ok((entries(lab)? == before && lab.node.metrics()?.intents("removing") == 0).then_some(()))
+        })
+    })
+}
+
+// --- F04 ---------------------------------------------------------------------------------------------------
+
+fn f04_down_when_the_policy_comes() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        lab.create_workloads()?;
+        lab.node.rtnl.down("hfc0")?;
+        lab.node.start_agent()?;
+        lab.register_all()?;
+        lab.put_objects()?;
+        lab.node.until_verdict(DNS, "Held(InterfaceDown)", EVENT_BUDGET)?;
+        lab.node.until_verdict(WEB, "Programmed", EVENT_BUDGET)?;
+        // The neighbour in the same policy.
+        lab.served(1, 0)?;
+        lab.consumers[0].up(&mut lab.node)?;
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)?;
+        lab.served(0, 0)?;
+        lab.node.rtnl.down("hfc0")?;
+        lab.node.until_verdict(DNS, "Held(InterfaceDown)", EVENT_BUDGET)
+    })
+}
+
+fn f04_gone_while_it_is_attached() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        lab.create_workloads()?;
+        // Between the look at the device and the attach something happens: the device goes.
+        lab.node.chaos("attach@hfc0=slow 500ms")?;
+        lab.node.start_agent()?;
+        lab.put_objects()?;
+        until(EVENT_BUDGET, "the agent knows c0", || {
+            Ok((lab.node.metrics()?.intents("held") > 0).then_some(()))
+        })?;
+        lab.consumers[0].delete(&mut lab.node)?;
+        lab.consumers[1].register(&lab.node)?;
+        lab.consumers[2].register(&lab.node)?;
+        lab.producers[0].register(&lab.node)?;
+        lab.producers[1].register(&lab.node)?;
+        lab.node
+            .until_verdict(DNS, "Held(InterfaceMissing)", 2 * EVENT_BUDGET)?;
+        lab.node.until_verdict(WEB, "Programmed", 2 * EVENT_BUDGET)?;
+        lab.served(1, 0)?;
+        lab.node.chaos("")?;
+        lab.consumers[0].create(&mut lab.node)?;
+        lab.consumers[0].register(&lab.node)?;
+        lab.served_at_once(0, 0)?;
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)
+    })
+}
+
+// --- F06 ---------------------------------------------------------------------------------------------------
+
+fn f06_rechecks_find_what_nobody_tells() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        lab.put_objects()?;
+        for workload in lab.consumers.iter_mut().skip(1).chain(&mut lab.producers) {
+            workload.create(&mut lab.node)?;
+        }
+        lab.serve()?;
+        lab.node.start_agent()?;
+        for workload in lab.consumers.iter().skip(1).chain(&lab.producers) {
+            workload.register(&lab.node)?;
+        }
+        lab.node
+            .until_verdict(DNS, "Held(InterfaceMissing)", EVENT_BUDGET)?;
+        // Missing for a while: rechecks after 1, 2, 4 s.
+        throughout(Duration::from_secs(5), "held", || {
+            Ok(lab.node.verdict(DNS)? == "Held(InterfaceMissing)")
+        })?;
+        lab.consumers[0].create(&mut lab.node)?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        // The identity comes, and nobody is told. The hold has entered IdentityMissing: the next look is after 1 s.
+        let silent = Instant::now();
+        lab.consumers[0].register_silently(&lab.node)?;
+        lab.node.until_verdict(DNS, "Programmed", 2 * EVENT_BUDGET)?;
+        say(format_args!(
+            "a silent identity was found after {:?}",
+            silent.elapsed()
+        ));
+        lab.served(0, 0)?;
+
+        // Held again for longer, so that the looks are rarer; then again, and the schedule starts anew.
+        for held in [5, 0] {
+            let pins = lab.node.rows()?;
+            let ifindex = lab.node.rtnl.ifindex("hfc0")?;
+            lab.node.unregister_silently("hfc0")?;
+            lab.node.poke("hfc0")?;
+            lab.node
+                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+            ensure!(
+                pins.lookup(&ifindex)?.is_some_and(|row| row.token == 0),
+                "the row is open"
+            );
+            throughout(Duration::from_secs(held), "held", || {
+                Ok(lab.node.verdict(DNS)? == "Held(IdentityMissing)")
+            })?;
+            let silent = Instant::now();
+            lab.consumers[0].register_silently(&lab.node)?;
+            // After 5 s the look at 7 s is the next.
+            let budget = if held == 0 {
+                2 * EVENT_BUDGET
+            } else {
+                4 * EVENT_BUDGET
+            };
+            lab.node.until_verdict(DNS, "Programmed", budget)?;
+            say(format_args!(
+                "after {held} s of hold it was found after {:?}",
+                silent.elapsed()
+            ));
+            lab.served(0, 0)?;
+        }
+        Ok(())
+    })
+}
+
+fn f06_a_silent_identity_is_found_at_its_first_packet() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        // Long enough that the next look is 4 s away.
+        throughout(Duration::from_millis(3_200), "held", || {
+            Ok(lab.node.verdict(DNS)? == "Held(IdentityMissing)")
+        })?;
+        lab.consumers[0].register_silently(&lab.node)?;
+        let first = Instant::now();
+        until(EVENT_BUDGET, "a packet wakes the agent", || {
+            lab.answered(0, 0, Duration::from_millis(10))
+        })?;
+        say(format_args!(
+            "answered {:?} after the first packet",
+            first.elapsed()
+        ));
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)?;
+        // The same for an identity that changes: the row is for the old one, so the new one is held until it is looked at.
+        lab.consumers[0].register_silently(&lab.node)?;
+        until(EVENT_BUDGET, "a packet wakes the agent again", || {
+            lab.answered(0, 0, Duration::from_millis(10))
+        })?;
+        lab.node.unregister_silently("hfc0")?;
+        lab.not_served(0, 0)
+    })
+}
+
+// --- F08 ---------------------------------------------------------------------------------------------------
+
+fn f08_attaching_fails_for_a_while() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        lab.create_workloads()?;
+        lab.put_objects()?;
+        // Attempts come at 0, 1, 3 s.
+        lab.node.chaos("attach@hfc0=EPERM:2")?;
+        let sampler = Sampler::start(lab.node.space(), lab.node.report_path()?);
+        let begun = Instant::now();
+        lab.node.launch_agent(&[])?;
+        lab.node.until_ready()?;
+        for workload in lab.consumers.iter().skip(1).chain(&lab.producers) {
+            workload.register(&lab.node)?;
+        }
+        // Its registration is not taken in as long as its program is not attached.
+        lab.consumers[0].register_silently(&lab.node)?;
+        lab.node.poke("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Failed(AttachFailed)", EVENT_BUDGET)?;
+        lab.served(1, 0)?;
+        ensure!(lab.node.chain("hfc0")?.is_empty(), "attached, although it fails");
+        let failed = Instant::now();
+        lab.node.until_verdict(DNS, "Programmed", 5 * EVENT_BUDGET)?;
+        say(format_args!(
+            "recovered {:?} after it was said to have failed",
+            failed.elapsed()
+        ));
+        ensure!(lab.node.chain("hfc0")?.len() == 1, "programmed without a program");
+        lab.served(0, 0)?;
+        let early = sampler.since(begun).into_iter().find(|sample| {
+            let line = sample.report.as_ref().and_then(|report| report.policy(DNS));
+            sample.at < failed && line.is_some_and(|line| line.state == "Programmed")
+        });
+        ensure!(
+            early.is_none(),
+            "acked as programmed before it was attached: {early:?}"
+        );
+        sampler.finish()?;
+
+        lab.consumers[0].delete(&mut lab.node)?;
+        lab.node
+            .until_verdict(DNS, "Held(InterfaceMissing)", EVENT_BUDGET)?;
+        lab.consumers[0].create(&mut lab.node)?;
+        lab.consumers[0].register(&lab.node)?;
+        lab.served_at_once(0, 0)?;
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)
+    })
+}
+
+// --- F10 ---------------------------------------------------------------------------------------------------
+
+/// How long the agent is away.
+const AWAY: Duration = Duration::from_secs(3);
+
+fn f10_traffic_survives_sigterm() -> anyhow::Result<()> {
+    f10(|lab| lab.node.end_agent(Signal::TERM))
+}
+
+fn f10_traffic_survives_sigkill() -> anyhow::Result<()> {
+    f10(|lab| lab.node.end_agent(Signal::KILL))
+}
+
+fn f10_traffic_survives_a_panic() -> anyhow::Result<()> {
+    f10(|lab| {
+        // The next row that is written is written by a thread that panics: c2's, which nobody asks for.
+        lab.node.chaos("row@hfc2=panic")?;
+        lab.node.unregister_silently("hfc2")?;
+        lab.node.poke("hfc2")?;
+        let status = lab.node.until_ended()?;
+        ensure!(!status.success(), "a panic, and it ends with success");
+        lab.node.forgive_errors();
+        lab.node.chaos("")?;
+        lab.consumers[2].register_silently(&lab.node)
+    })
+}
+
+/// Links and maps; programs are pinned once more under each life's own.
+fn pinned(lab: &Lab) -> anyhow::Result<BTreeMap<String, u32>> {
+    let mut pinned = lab.node.pinned()?;
+    pinned.retain(|name, _| !name.contains("classifier"));
+    ensure!(
+        pinned.keys().any(|name| name.contains("links/")),
+        "no link is pinned: {pinned:?}"
+    );
+    Ok(pinned)
+}
+
+fn f10(end: impl Fn(&mut Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    Lab::new()?
+        .set_up(|lab| {
+            lab.node.chaos("")?;
+            lab.put_objects()?;
+            lab.create_workloads()?;
+            lab.node.start_agent()?;
+            lab.register_all()?;
+            lab.until_programmed()
+        })?
+        .run(|lab| {
+            let before = pinned(lab)?;
+            let flows = [
+                lab.flow(0, 0, RATE)?,
+                lab.flow(1, 1, 500)?,
+                Flow::start(lab.consumers[1].space()?, lab.services[0].v6(), 500, 1)?,
+            ];
+            flows[0].flows(RATE / 2, 2 * EVENT_BUDGET)?;
+            end(lab)?;
+            let away = Instant::now();
+            flows[0].flows(RATE * AWAY.as_secs(), 2 * AWAY)?;
+            say(format_args!("away for {:?}", away.elapsed()));
+            ensure!(pinned(lab)? == before, "pins changed while the agent was away");
+            lab.node.start_agent()?;
+            lab.until_programmed()?;
+            flows[0].flows(RATE, 2 * EVENT_BUDGET)?;
+            ensure!(
+                pinned(lab)? == before,
+                "other pins after than before: {before:?}, {:?}",
+                pinned(lab)?
+            );
+            for (flow, service) in flows.into_iter().zip([0, 1, 0]) {
+                let tally = flow.finish(lab.serving.get(service))?;
+                say(&tally);
+                tally.perfect()?;
+            }
+            lab.node.unregister("hfc0")?;
+            lab.node
+                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+            lab.not_served(0, 0)
+        })
+}
+
+// --- F53 ---------------------------------------------------------------------------------------------------
+
+fn f53_an_old_token_never_serves_a_new_device_of_its_number() -> anyhow::Result<()> {
+    let mut stranger = Workload::new("x0", 31, &[(DNS, "yes")], &[]);
+    Lab::programmed()?.run(|lab| {
+        lab.served(0, 0)?;
+        let ifindex = lab.node.rtnl.ifindex("hfc0")?;
+        lab.node.end_agent(Signal::KILL)?;
+        // The device dies, the CNI's delete is lost, the number goes to somebody else.
+        lab.consumers[0].delete(&mut lab.node)?;
+        stranger.create_as(&mut lab.node, ifindex)?;
+        stranger.up(&mut lab.node)?;
+        lab.node.put_attachment(&stranger.attachment())?;
+        lab.node.start_agent()?;
+        until(EVENT_BUDGET, "both are held", || {
+            let metrics = lab.node.metrics()?;
+            Ok((metrics.held("InterfaceMissing") == 1 && metrics.held("IdentityMissing") == 1).then_some(()))
+        })?;
+        never_served(lab, &stranger)?;
+        stranger.register(&lab.node)?;
+        let by = ask(stranger.space()?, lab.services[0].v4(), EVENT_BUDGET)?;
+        ensure!(by == Some(1), "registered, and answered by {by:?}");
+        Ok(())
+    })
+}
+
+fn f53_nor_one_of_its_name() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        lab.served(0, 0)?;
+        let ifindex = lab.node.rtnl.ifindex("hfc0")?;
+        lab.node.end_agent(Signal::KILL)?;
+        lab.consumers[0].delete(&mut lab.node)?;
+        lab.consumers[0].create_as(&mut lab.node, ifindex)?;
+        lab.consumers[0].up(&mut lab.node)?;
+        lab.node.start_agent()?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        never_served(lab, &lab.consumers[0])?;
+        lab.consumers[0].register(&lab.node)?;
+        lab.served_at_once(0, 0)?;
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)
+    })
+}
+
+/// For longer than a recheck, nothing of it arrives.
+fn never_served(lab: &Lab, stranger: &Workload) -> anyhow::Result<()> {
+    let received = lab.serving[0].received();
+    let end = Instant::now() + 2 * EVENT_BUDGET;
+    while Instant::now() < end {
+        let by = ask(stranger.space()?, lab.services[0].v4(), Duration::from_millis(20))?;
+        ensure!(by.is_none(), "the token of the dead device serves the new one");
+    }
+    ensure!(
+        lab.serving[0].received() == received,
+        "packets of the new device arrived"
+    );
+    Ok(())
+}
+
+// --- F54 ---------------------------------------------------------------------------------------------------
+
+fn f54_a_failed_read_closes_nothing() -> anyhow::Result<()> {
+    Lab::new()?
+        .set_up(|lab| {
+            lab.node.chaos("")?;
+            lab.put_objects()?;
+            lab.create_workloads()?;
+            lab.node.start_agent()?;
+            lab.register_all()?;
+            lab.until_programmed()
+        })?
+        .run(|lab| {
+            let flow = lab.flow(0, 0, RATE)?;
+            flow.flows(RATE / 10, EVENT_BUDGET)?;
+            lab.node.chaos("registry@hfc0=EIO")?;
+            // A look that fails is no news.
+            for _ in 0..3 {
+                lab.node.poke("hfc0")?;
+                throughout(Duration::from_millis(500), "programmed", || {
+                    Ok(lab.node.verdict(DNS)? == "Programmed")
+                })?;
+            }
+            lab.node.chaos("")?;
+            lab.node.poke("hfc0")?;
+            let tally = flow.finish(lab.serving.first())?;
+            say(&tally);
+            tally.perfect()?;
+            // A look that succeeds is.
+            lab.node.unregister("hfc0")?;
+            lab.node
+                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+            lab.not_served(0, 0)
+        })
+}
+
+fn f54_all_reads_fail_at_start() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        let before = pinned(lab)?;
+        let flow = lab.flow(0, 0, RATE)?;
+        flow.flows(RATE / 10, EVENT_BUDGET)?;
+        lab.node.end_agent(Signal::KILL)?;
+        // While nothing can be read, one object goes: its end must wait, too.
+        lab.node.remove_file("policy-web.yaml")?;
+        lab.node.chaos("registry=EIO")?;
+        lab.node.launch_agent(&[])?;
+        until(5 * EVENT_BUDGET, "the agent listens", || {
+            Ok(lab.node.get("/livez").ok().map(drop))
+        })?;
+        let rows = lab.node.rows()?;
+        let numbers: Vec<u32> = ["hfc0", "hfc1", "hfc2"]
+            .into_iter()
+            .map(|interface| lab.node.rtnl.ifindex(interface))
+            .collect::<Result<_, _>>()?;
+        throughout(2 * EVENT_BUDGET, "every row is open", || {
+            for ifindex in &numbers {
+                if rows.lookup(ifindex)?.is_none_or(|row| row.token == 0) {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })?;
+        lab.served(2, 1)?;
+        lab.node.chaos("")?;
+        lab.node.until_ready()?;
+        lab.node.until_verdict(DNS, "Programmed", 4 * EVENT_BUDGET)?;
+        let tally = flow.finish(lab.serving.first())?;
+        say(&tally);
+        tally.perfect()?;
+        until(4 * EVENT_BUDGET, "now it goes", || {
+            Ok(lab.node.verdict(WEB)?.is_empty().then_some(()))
+        })?;
+        lab.not_served(2, 1)?;
+        lab.served(0, 0)?;
+        ensure!(pinned(lab)? == before);
+        Ok(())
+    })
+}
+
+// --- and the proof that they test something ----------------------------------------------------------------
+
+/// Each test, and the rule of the agent that must be broken for it to fail.
+const GUARDED: [(&str, &str); 5] = [
+    ("f08_attaching_fails_for_a_while", "believe-attach"),
+    ("f10_traffic_survives_sigterm", "detach-on-exit"),
+    ("f53_nor_one_of_its_name", "ignore-host-mac"),
+    ("f54_a_failed_read_closes_nothing", "failed-read-is-absent"),
+    ("f54_all_reads_fail_at_start", "failed-read-is-absent"),
+];
+
+fn each_fails_with_its_rule_broken() -> anyhow::Result<()> {
+    for (test, rule) in GUARDED {
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--exact", test])
+            .env(BREAK, rule)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(said.contains("running 1 test"), "there is no test {test}");
+        ensure!(
+            said.contains("0 passed, 1 failed, 0 skipped"),
+            "{test} does not see that {rule}:\n{said}"
+        );
+        let why = said
+            .lines()
+            .filter(|line| line.contains("because"))
+            .next_back()
+            .unwrap_or_default();
+        say(format_args!("{test} sees that {rule}: {}", why.trim()));
+    }
+    Ok(())
+}
