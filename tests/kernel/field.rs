@@ -26,6 +26,7 @@ suite! {
     f10_traffic_survives_sigterm,
     f10_traffic_survives_sigkill,
     f10_traffic_survives_a_panic,
+    f19_a_late_delete_of_the_earlier_incarnation_touches_nothing,
     f53_an_old_token_never_serves_a_new_device_of_its_number,
     f53_nor_one_of_its_name,
     f54_a_failed_read_closes_nothing,
@@ -433,6 +434,38 @@ fn f10(end: impl Fn(&mut Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
                 .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
             lab.not_served(0, 0)
         })
+}
+
+// --- F19 ---------------------------------------------------------------------------------------------------
+
+fn f19_a_late_delete_of_the_earlier_incarnation_touches_nothing() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        let flow = lab.flow(1, 0, RATE)?;
+        let ifindex = lab.node.rtnl.ifindex("hfc0")?;
+        // The next incarnation gets another number, and then the same one again.
+        for next in [0, ifindex] {
+            let earlier = lab.node.last_registered("hfc0")?;
+            lab.consumers[0].delete(&mut lab.node)?;
+            lab.consumers[0].create_as(&mut lab.node, next)?;
+            lab.consumers[0].up(&mut lab.node)?;
+            lab.consumers[0].register(&lab.node)?;
+            lab.served_at_once(0, 0)?;
+            // The delete comes late, and twice; where the number is the same it says that another one is there.
+            let code = i32::from(lab.node.rtnl.ifindex("hfc0")? == earlier.ifindex);
+            for _ in 0..2 {
+                lab.node.unregister_incarnation(&earlier, code)?;
+                lab.served_at_once(0, 0)?;
+            }
+            ensure!(lab.node.chain("hfc0")?.len() == 1, "one program");
+            lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)?;
+        }
+        let tally = flow.finish(lab.serving.first())?;
+        tally.perfect()?;
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
 }
 
 // --- F53 ---------------------------------------------------------------------------------------------------

@@ -60,9 +60,11 @@ pub struct Node {
 
 /// What `attachment register` says: a CNI keeps it for the end of the workload.
 #[derive(Clone, Debug, Deserialize)]
-struct Registered {
-    ifindex: u32,
-    token: String,
+pub struct Registered {
+    /// Number of the interface.
+    pub ifindex: u32,
+    /// Token, 16 hex digits.
+    pub token: String,
 }
 
 impl Node {
@@ -331,10 +333,27 @@ impl Node {
     /// # Errors
     /// When nothing was, or the command does not exit with 0.
     pub fn unregister(&self, interface: &str) -> anyhow::Result<()> {
-        let Registered { ifindex, token } = self.last_registered(interface)?;
-        let ifindex = ifindex.to_string();
-        self.attachment_command(&["unregister", "--ifindex", &ifindex, "--token", &token], 0)
-            .map(drop)
+        self.unregister_incarnation(&self.last_registered(interface)?, 0)
+    }
+
+    /// Unregisters one incarnation; exit code 1 says that another one is registered.
+    ///
+    /// # Errors
+    /// When the command exits with another code.
+    pub fn unregister_incarnation(&self, incarnation: &Registered, code: i32) -> anyhow::Result<()> {
+        let ifindex = incarnation.ifindex.to_string();
+        let arguments = ["unregister", "--ifindex", &ifindex, "--token", &incarnation.token];
+        self.attachment_command(&arguments, code).map(drop)
+    }
+
+    /// What was registered last for an interface.
+    ///
+    /// # Errors
+    /// When nothing was.
+    pub fn last_registered(&self, interface: &str) -> anyhow::Result<Registered> {
+        let all = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = all.get(interface).cloned();
+        last.with_context(|| format!("{interface} was never registered"))
     }
 
     /// Registers an identity as a CNI does that knows nothing of the agent: it writes the row and tells nobody.
@@ -376,12 +395,6 @@ impl Node {
         let (bpffs, run) = (self.outside(BPFFS)?, self.outside(RUN)?);
         self.space
             .inside(|| work(&Registry::open_or_create(&bpffs, &run)?))
-    }
-
-    fn last_registered(&self, interface: &str) -> anyhow::Result<Registered> {
-        let all = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = all.get(interface).cloned();
-        last.with_context(|| format!("{interface} was never registered"))
     }
 
     /// Says to the agent that the identity of an interface may have changed, and does not wait for its answer.

@@ -342,7 +342,7 @@ impl Chaos {
                 thread::sleep(duration);
                 None
             }
-            Fault::Panic => std::panic::panic_any("on purpose"),
+            Fault::Panic => panic_on_purpose(),
         }
     }
 
@@ -401,6 +401,11 @@ impl State {
         }
         None
     }
+}
+
+#[expect(clippy::panic, reason = "what is asked for")]
+fn panic_on_purpose() -> ! {
+    panic!("on purpose")
 }
 
 /// As the kernel would say it.
