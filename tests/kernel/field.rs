@@ -629,11 +629,8 @@ fn each_fails_with_its_rule_broken() -> anyhow::Result<()> {
             said.contains("0 passed, 1 failed, 0 skipped"),
             "{test} does not see that {rule}:\n{said}"
         );
-        let why = said
-            .lines()
-            .filter(|line| line.contains("because"))
-            .next_back()
-            .unwrap_or_default();
+        let why = said.lines().rfind(|line| line.contains("because"));
+        let why = why.unwrap_or_default();
         say(format_args!("{test} sees that {rule}: {}", why.trim()));
     }
     Ok(())
