@@ -74,14 +74,17 @@ where
     })
 }
 
+/// What the engine's lines are filtered by.
+const ENGINE: &str = "holdfast::engine";
+
 /// An event whose level is known only at run time.
 macro_rules! event {
     ($level:expr, $($rest:tt)+) => {
         match $level {
-            Level::Debug => tracing::debug!($($rest)+),
-            Level::Info => tracing::info!($($rest)+),
-            Level::Warn => tracing::warn!($($rest)+),
-            Level::Error => tracing::error!($($rest)+),
+            Level::Debug => tracing::debug!(target: ENGINE, $($rest)+),
+            Level::Info => tracing::info!(target: ENGINE, $($rest)+),
+            Level::Warn => tracing::warn!(target: ENGINE, $($rest)+),
+            Level::Error => tracing::error!(target: ENGINE, $($rest)+),
         }
     };
 }
@@ -283,9 +286,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         for (line, parts) in lines.iter().zip([
-            " INFO holdfast::telemetry: held policy=shop/dns consumer=shop/web-0 ifindex=7 reason=\"IdentityMissing\"",
+            " INFO holdfast::engine: held policy=shop/dns consumer=shop/web-0 ifindex=7 reason=\"IdentityMissing\"",
             "no longer held policy=shop/dns consumer=shop/web-0 ifindex=7 state=\"Programmed\" duration=1.5s",
-            " WARN holdfast::telemetry: failed policy=shop/dns consumer=shop/web-0 ifindex=7 reason=\"MapFull\" \
+            " WARN holdfast::engine: failed policy=shop/dns consumer=shop/web-0 ifindex=7 reason=\"MapFull\" \
              detail=\"map services is full\"",
         ]) {
             assert!(line.ends_with(parts), "{line}\n{parts}");

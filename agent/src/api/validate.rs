@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use holdfast_engine::model::{
     self, Attachment, FailReason, ObjectName, Operator, Origin, Policy, PolicySpec, Refusal, Requirement,
@@ -442,18 +442,19 @@ fn destination(
         }
     }
     let range = range?;
+    if let Some(what) = never_captured(range) {
+        check.invalid(
+            format!("{path}.address"),
+            format!("{what} traffic is never captured"),
+        );
+    }
     let destination = match protocol {
-        Some(protocol) if range.plain => {
-            if let Err(message) = unicast(range.address) {
-                check.invalid(format!("{path}.address"), message);
-            }
-            model::Destination::Service {
-                address: range.address,
-                protocol,
-                port: written.port,
-                target_port: written.target_port,
-            }
-        }
+        Some(protocol) if range.plain => model::Destination::Service {
+            address: range.address,
+            protocol,
+            port: written.port,
+            target_port: written.target_port,
+        },
         Some(_) => {
             check.invalid(
                 format!("{path}.address"),
@@ -550,6 +551,39 @@ fn address(text: &str) -> Result<IpAddr, String> {
     Ok(address)
 }
 
+/// What the packet program passes before it looks at any route: a policy for nothing else could never be proven.
+const NEVER_CAPTURED: [(IpAddr, u8, &str); 9] = [
+    (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16, "link-local"),
+    (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 4, "multicast"),
+    (IpAddr::V4(Ipv4Addr::BROADCAST), 32, "broadcast"),
+    (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8, "loopback"),
+    (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 32, "unspecified"),
+    (
+        IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)),
+        10,
+        "link-local",
+    ),
+    (
+        IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)),
+        8,
+        "multicast",
+    ),
+    (IpAddr::V6(Ipv6Addr::LOCALHOST), 128, "loopback"),
+    (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 128, "unspecified"),
+];
+
+/// What kind of never captured traffic a range is wholly made of.
+fn never_captured(range: Range) -> Option<&'static str> {
+    NEVER_CAPTURED
+        .into_iter()
+        .find(|(network, length, _)| {
+            network.is_ipv4() == range.address.is_ipv4()
+                && range.length >= *length
+                && masked(range.address, *length) == *network
+        })
+        .map(|(_, _, what)| what)
+}
+
 /// Whether a single host can have this address.
 fn unicast(address: IpAddr) -> Result<(), String> {
     let what = if address.is_unspecified() {
@@ -558,7 +592,7 @@ fn unicast(address: IpAddr) -> Result<(), String> {
         "a loopback address"
     } else if address.is_multicast() {
         "a multicast address"
-    } else if address == IpAddr::V4(std::net::Ipv4Addr::BROADCAST) {
+    } else if address == IpAddr::V4(Ipv4Addr::BROADCAST) {
         "the broadcast address"
     } else {
         return Ok(());
@@ -927,7 +961,7 @@ mod tests {
             (
                 "{address: 224.0.0.1, protocol: UDP, port: 53}",
                 "",
-                "[0].address: 224.0.0.1 is a multicast address, no workload has it",
+                "[0].address: multicast traffic is never captured",
             ),
         ] {
             assert_eq!(
@@ -942,6 +976,33 @@ mod tests {
             )
             .is_ok()
         );
+    }
+
+    #[test]
+    fn a_destination_that_is_never_captured_is_refused_and_what_contains_it_is_not() {
+        for (address, what) in [
+            ("169.254.20.10", "link-local"),
+            ("169.254.0.0/17", "link-local"),
+            ("224.0.0.0/4", "multicast"),
+            ("255.255.255.255", "broadcast"),
+            ("127.0.0.1", "loopback"),
+            ("0.0.0.0", "unspecified"),
+            ("fe80::1", "link-local"),
+            ("ff02::/16", "multicast"),
+            ("::1", "loopback"),
+            ("::", "unspecified"),
+        ] {
+            assert_eq!(
+                complaint(with_destination(&format!("{{address: \"{address}\"}}"), "")),
+                format!("spec.destinations[0].address: {what} traffic is never captured")
+            );
+        }
+        for address in ["0.0.0.0/0", "::/0", "128.0.0.0/1", "169.252.0.0/14", "fe00::/7"] {
+            assert!(
+                with_destination(&format!("{{address: \"{address}\"}}"), "").is_ok(),
+                "{address}"
+            );
+        }
     }
 
     #[test]

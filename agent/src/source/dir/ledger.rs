@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use holdfast_engine::model::{Origin, Uid};
@@ -150,6 +150,13 @@ struct Retired {
 struct Span {
     offset: u64,
     length: usize,
+}
+
+impl Span {
+    fn of(self, content: &[u8]) -> Option<&[u8]> {
+        let start = usize::try_from(self.offset).ok()?;
+        content.get(start..start.checked_add(self.length)?)
+    }
 }
 
 #[derive(Debug)]
@@ -517,6 +524,9 @@ impl Ledger {
     /// next save; meanwhile no version is told that a next life could give to another content.
     pub(super) fn save(&mut self) {
         let outdated = self.lines > 2 * (self.objects.len() + self.retired.len()) + SLACK;
+        if self.file.as_ref().is_some_and(|file| !is_still(file, &self.path)) {
+            self.file = None;
+        }
         let result = if self.file.is_none() || outdated || self.error.is_some() {
             self.rewrite()
         } else if self.unsaved.is_empty() && self.unsaved_retired.is_empty() {
@@ -609,6 +619,12 @@ impl Ledger {
         let temporary = files::temporary_name(&self.path);
         let mut content = framed(HEADER.as_bytes());
         let mut spans = Vec::new();
+        // Somebody may have removed or cut it: versions are known here, only last good contents are lost then.
+        let old = if self.objects.keys().all(|key| self.unsaved.contains_key(key)) {
+            Vec::new()
+        } else {
+            files::read(&self.path, LIMIT).unwrap_or_default()
+        };
         for (uid, retired) in &self.retired {
             content.extend(encode(&Line::Retired {
                 uid: uid.clone(),
@@ -618,8 +634,14 @@ impl Ledger {
         for (key, known) in &self.objects {
             let line = match (self.unsaved.get(key), &known.saved) {
                 (Some(line), _) => line.clone(),
-                (None, Some(saved)) => self.read(saved.span).map_err(FileError::io("read", &self.path))?,
-                (None, None) => continue,
+                (None, Some(saved)) if saved.span.of(&old).is_some_and(is_whole) => {
+                    saved.span.of(&old).unwrap_or_default().to_vec()
+                }
+                (None, _) => encode(&Line::Put {
+                    key: key.clone(),
+                    slot: known.slot.clone(),
+                    good: None,
+                }),
             };
             let offset = content.len() as u64;
             let length = line.len();
@@ -692,6 +714,18 @@ fn framed(body: &[u8]) -> Vec<u8> {
 fn encode(line: &Line) -> Vec<u8> {
     // Strings, numbers and maps with string keys: encoding cannot fail. An empty body would be left out at load.
     framed(&serde_json::to_vec(line).unwrap_or_default())
+}
+
+/// Whether the path still leads to this file: else lines would be written where nobody reads them.
+fn is_still(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(ours), Ok(theirs)) => (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()),
+        _ => false,
+    }
+}
+
+fn is_whole(line: &[u8]) -> bool {
+    line.strip_suffix(b"\n").and_then(check).is_some()
 }
 
 /// The body of a line, if its checksum is right.

@@ -288,6 +288,23 @@ fn lost_state_is_new_uids() {
 }
 
 #[test]
+fn state_that_is_removed_under_a_running_agent_is_written_anew() {
+    let mut rig = Rig::new();
+    rig.write("p.yaml", &policy("a", 53));
+    rig.write("q.yaml", &policy("b", 53));
+    rig.scan();
+    let before = rig.policy("shop/a").clone();
+    fs::remove_file(rig.state.path().join(LEDGER)).unwrap();
+    rig.write("q.yaml", &policy("b", 54));
+    rig.scan();
+    assert_eq!(rig.problems(), [""; 0]);
+    rig.restart();
+    rig.scan();
+    assert_eq!(rig.policy("shop/a"), &before);
+    assert_eq!(rig.policy("shop/b").generation, 2);
+}
+
+#[test]
 fn damaged_state_is_said_and_costs_only_what_is_damaged() {
     let mut rig = Rig::new();
     for name in ["a", "b", "c"] {
