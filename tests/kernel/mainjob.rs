@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use holdfast_tests::floor::{Distribution, Floor};
 use holdfast_tests::lab::{DNS, WEB};
-use holdfast_tests::process::{Log, Running};
+use holdfast_tests::process::{Log, Running, SHIPPED};
 use holdfast_tests::told::{Metrics, Sample, Sampler};
 use holdfast_tests::{EVENT_BUDGET, Lab, say, suite, throughout, until};
 use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
 
 suite! {
     needs [Namespaces, Agent];
@@ -30,6 +31,9 @@ suite! {
     a_restart_with_everything_right_writes_nothing,
     a_second_agent_is_refused,
     the_agent_has_exactly_the_rights_it_is_shipped_with,
+    without_a_right_it_refuses_with_the_whole_list,
+    registered_while_no_agent_runs,
+    the_command_line_answers_by_exit_code,
 }
 
 /// Packets a second of a flow that must not suffer.
@@ -498,5 +502,98 @@ fn the_agent_has_exactly_the_rights_it_is_shipped_with() -> anyhow::Result<()> {
         }
         ensure!(field("NoNewPrivs:")? == "1");
         lab.served(0, 0)
+    })
+}
+
+fn without_a_right_it_refuses_with_the_whole_list() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        let left = SHIPPED.difference(CapabilitySet::BPF.union(CapabilitySet::PERFMON));
+        let preflight = lab.node.confined("preflight", left)?.output()?;
+        ensure!(
+            preflight.status.code() == Some(1),
+            "preflight: {}",
+            preflight.status
+        );
+        let mut agent = lab.node.confined("agent", left)?;
+        let agent = agent.args(["--source", "dir:/run/objects"]).output()?;
+        ensure!(agent.status.code() == Some(1), "the agent: {}", agent.status);
+        for (who, output) in [("preflight", preflight), ("the agent", agent)] {
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            for right in ["CAP_BPF", "CAP_PERFMON"] {
+                ensure!(said.contains(right), "{who} does not name {right}: {said}");
+            }
+        }
+        let preflight = lab.node.confined("preflight", SHIPPED)?.output()?;
+        let said = String::from_utf8_lossy(&preflight.stdout).into_owned();
+        ensure!(preflight.status.success(), "with its rights: {said}");
+        ensure!(
+            lab.node.pinned().is_err() || lab.node.pinned()?.is_empty(),
+            "preflight leaves something behind"
+        );
+        Ok(())
+    })
+}
+
+fn registered_while_no_agent_runs() -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        lab.put_objects()?;
+        lab.create_workloads()?;
+        for workload in lab.consumers.iter().chain(&lab.producers) {
+            lab.node
+                .register_with(&workload.interface, &workload.identity(), 2)?;
+        }
+        lab.node.start_agent()?;
+        lab.until_programmed()?;
+        lab.served(0, 0)?;
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
+}
+
+fn the_command_line_answers_by_exit_code() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        let code = |lab: &Lab, subcommand: &str, arguments: &[&str]| -> anyhow::Result<(i32, String)> {
+            let output = lab.node.cli(subcommand, arguments)?;
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            Ok((output.status.code().context("killed")?, said.into_owned()))
+        };
+        let expect =
+            |lab: &Lab, subcommand, arguments: &[&str], expected, saying: &str| -> anyhow::Result<()> {
+                let (found, said) = code(lab, subcommand, arguments)?;
+                ensure!(
+                    found == expected && said.contains(saying),
+                    "{subcommand} {arguments:?} exits with {found}, not {expected}, and says: {said}"
+                );
+                Ok(())
+            };
+        expect(lab, "wait", &["lab/dns", "--timeout", "5s"], 0, "")?;
+        expect(
+            lab,
+            "wait",
+            &["lab/dns", "--for", "held", "--timeout", "0s"],
+            1,
+            "",
+        )?;
+        expect(lab, "status", &[], 0, "lab/dns")?;
+        expect(lab, "attachment", &["list"], 0, "hfc0")?;
+        lab.node.unregister("hfc0")?;
+        expect(
+            lab,
+            "wait",
+            &["lab/dns", "--for", "held", "--timeout", "5s"],
+            0,
+            "IdentityMissing",
+        )?;
+        expect(lab, "status", &[], 0, "IdentityMissing")?;
+        lab.node.end_agent(Signal::TERM)?;
+        expect(lab, "status", &[], 2, "")?;
+        expect(lab, "wait", &["lab/dns", "--timeout", "0s"], 2, "")?;
+        expect(lab, "attachment", &["list"], 0, "hfc1")?;
+        lab.node.start_agent()?;
+        lab.consumers[0].register(&lab.node)?;
+        lab.served_at_once(0, 0)?;
+        expect(lab, "wait", &["lab/dns", "--timeout", "5s"], 0, "")
     })
 }

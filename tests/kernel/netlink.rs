@@ -20,6 +20,7 @@ suite! {
     a_recreated_device_is_another_one,
     an_identical_message_is_no_news,
     a_single_device_is_asked_for_without_a_dump,
+    what_is_not_the_kernels_is_not_believed,
     an_overrun_is_mended_at_once_and_said_once,
     changes_without_end_end_right,
 }
@@ -292,6 +293,44 @@ fn a_single_device_is_asked_for_without_a_dump() -> anyhow::Result<()> {
         ensure!(watch.monitor.counters.resyncs() == 0);
         Ok(())
     })
+}
+
+/// Anybody with rights in the namespace may send a datagram to the monitor's socket.
+fn what_is_not_the_kernels_is_not_believed() -> anyhow::Result<()> {
+    scene(|rtnl, elsewhere| {
+        rtnl.veth(X, PEER, Some(elsewhere.net()))?;
+        let ifindex = rtnl.ifindex("hfx")?;
+        let mut watch = Watch::start(Options::default())?;
+        watch.until("there", |watch| watch.named("hfx").is_some())?;
+        watch.settle()?;
+        watch.news.clear();
+        for port in subscribers()? {
+            rtnl.forge_end_of(ifindex, port)?;
+        }
+        watch.settle()?;
+        ensure!(watch.news.is_empty(), "{:?}", watch.news);
+        rtnl.up("hfx")?;
+        watch.until("up", |watch| watch.named("hfx").is_some_and(|x| x.up))?;
+        ensure!(watch.monitor.counters.resyncs() == 0);
+        Ok(())
+    })
+}
+
+/// Ports of the sockets of this namespace that hear of links.
+fn subscribers() -> anyhow::Result<Vec<u32>> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/netlink")?;
+    let ports: Vec<u32> = table
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [_, "0", port, "00000001", ..] = fields.as_slice() else {
+                return None;
+            };
+            port.parse().ok()
+        })
+        .collect();
+    ensure!(!ports.is_empty(), "the monitor's socket is not in {table}");
+    Ok(ports)
 }
 
 /// Links that come and go while the reader pauses.

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use holdfast::registry::{Registration, Registry};
 use holdfast_ebpf::abi::{ConsumerRow, pin};
 use holdfast_engine::model::Token;
 use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
 use serde::Deserialize;
 
 use crate::objects::{Attachment, NODE, Policy};
@@ -186,6 +187,17 @@ impl Node {
             .args(["--node", NODE])
             .args(["--listen", &format!("127.0.0.1:{PORT}")]);
         confine(&mut command, &self.space, Some(SHIPPED));
+        Ok(command)
+    }
+
+    /// A subcommand that has exactly these rights.
+    ///
+    /// # Errors
+    /// When the agent is not built.
+    pub fn confined(&self, subcommand: &str, rights: CapabilitySet) -> anyhow::Result<Command> {
+        let mut command = self.command(subcommand)?;
+        command.stdin(Stdio::null());
+        confine(&mut command, &self.space, Some(rights));
         Ok(command)
     }
 

@@ -346,6 +346,19 @@ impl Rtnl {
             .with_context(|| format!("cannot add neighbour {address} on {device}"))
     }
 
+    /// Says to another socket, as if it were the kernel, that a device is gone.
+    ///
+    /// # Errors
+    /// When the kernel does not deliver it.
+    pub fn forge_end_of(&mut self, ifindex: u32, port: u32) -> anyhow::Result<()> {
+        let mut lie = Request::new(libc::RTM_DELLINK, 0);
+        lie.ifinfo(ifindex, 0, 0);
+        let bytes = lie.finish(0);
+        let to = SocketAddrNetlink::new(port, 0);
+        rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &to).context("cannot send a lie")?;
+        Ok(())
+    }
+
     fn ask(&mut self, request: Request) -> anyhow::Result<()> {
         self.send(request)?;
         let reply = self.receive()?;

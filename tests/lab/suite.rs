@@ -98,11 +98,15 @@ fn judge(name: &str, missing: Option<Reason>, test: Test) -> Result<Completion, 
         Some(reason) => Err(skip(reason)),
         None => watched(name, test),
     };
+    verdict(outcome, std::env::var_os("CI").is_some())
+}
+
+fn verdict(outcome: anyhow::Result<()>, ci: bool) -> Result<Completion, Failed> {
     let Err(error) = outcome else {
         return Ok(Completion::Completed);
     };
     match error.downcast_ref::<Reason>() {
-        Some(reason) if reason.could_be_met() && std::env::var_os("CI").is_some() => {
+        Some(reason) if ci && reason.could_be_met() => {
             Err(format!("skipped although CI could run it: {reason}").into())
         }
         Some(reason) => Ok(Completion::ignored_with(format_args!("skipped: {reason}"))),
@@ -180,4 +184,34 @@ macro_rules! suite {
             )
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn what_ci_could_run_it_may_not_skip() {
+        let skipped = |reason, ci| verdict(Err(skip(reason)), ci);
+        assert!(matches!(
+            skipped(Reason::NotRoot, false),
+            Ok(Completion::Ignored { .. })
+        ));
+        assert!(skipped(Reason::NotRoot, true).is_err());
+        assert!(skipped(Reason::NoObject, true).is_err());
+        assert!(matches!(
+            skipped(Reason::NoBpf, true),
+            Ok(Completion::Ignored { .. })
+        ));
+        assert!(matches!(verdict(Ok(()), true), Ok(Completion::Completed)));
+    }
+
+    #[test]
+    fn a_failure_names_its_causes() {
+        let error = anyhow!("a").context("b");
+        let failed = verdict(Err(error), false).err().unwrap();
+        assert_eq!(failed.message(), Some("b\n  because: a"));
+    }
 }
