@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use holdfast_engine::Engine;
 use holdfast_engine::model::{Config, Event, Remembered};
@@ -106,6 +107,7 @@ pub struct Running {
     pub handle: Handle,
     stop: oneshot::Sender<()>,
     driver: JoinHandle<()>,
+    lanes: Vec<thread::JoinHandle<()>>,
     writers: Vec<JoinHandle<()>>,
     _http: http::Servers,
     _socket: socket::Socket,
@@ -118,13 +120,18 @@ impl Running {
         let _ = (&mut self.driver).await;
     }
 
-    /// Ends it: detaches nothing, closes nothing, writes report and memory a last time.
+    /// Ends it: detaches nothing, closes nothing, lets the kernel finish what it has begun, writes report and memory a
+    /// last time.
     pub async fn stop(self) {
         // A driver that has ended by itself is as good as stopped.
         let _ = self.stop.send(());
         if !self.driver.is_finished() {
             let _ = self.driver.await;
         }
+        let lanes = self.lanes;
+        // A panic in a lane has ended the process already.
+        let _ =
+            tokio::task::spawn_blocking(move || lanes.into_iter().for_each(|lane| drop(lane.join()))).await;
         for writer in self.writers {
             let _ = writer.await;
         }
@@ -202,7 +209,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
 
     let (command_sender, command_receiver) = mpsc::channel(QUEUE);
     let (answer_sender, answer_receiver) = mpsc::channel(QUEUE);
-    let lanes = Lanes::start(&datapath, &clock, &answer_sender).map_err(StartError::Thread)?;
+    let (lanes, lane_threads) =
+        Lanes::start(&datapath, &clock, &answer_sender).map_err(StartError::Thread)?;
     drop(answer_sender);
     let health = lanes.health();
     let handle = Handle::new(command_sender);
@@ -231,8 +239,14 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         driver: handle.clone(),
         lanes: health,
         stats: {
-            let datapath = Arc::clone(&datapath);
-            Arc::new(move || datapath.stats())
+            // The lanes alone keep it alive: with them it ends.
+            let datapath = Arc::downgrade(&datapath);
+            Arc::new(move || {
+                datapath
+                    .upgrade()
+                    .map(|datapath| datapath.stats())
+                    .unwrap_or_default()
+            })
         },
         reports: report_receiver,
         clock: Arc::clone(&clock),
@@ -288,6 +302,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         handle,
         stop,
         driver,
+        lanes: lane_threads,
         writers,
         _http: servers,
         _socket: socket,

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use holdfast_engine::model::{Boot, Event, Ifindex, Lane, Op, OpId};
 use tokio::sync::mpsc;
@@ -119,8 +119,8 @@ impl Lanes {
         )
     }
 
-    /// The queues with a thread behind each. The threads end when this value is dropped; one that is inside a call
-    /// ends after it.
+    /// The queues with a thread behind each, and the threads. They end when this value is dropped; one that is inside
+    /// a call ends after it.
     ///
     /// # Errors
     /// When a thread cannot be started.
@@ -128,8 +128,9 @@ impl Lanes {
         datapath: &Arc<dyn Datapath>,
         clock: &Arc<dyn Clock>,
         answers: &mpsc::Sender<Answers>,
-    ) -> std::io::Result<Self> {
+    ) -> std::io::Result<(Self, Vec<JoinHandle<()>>)> {
         let (lanes, jobs, health) = Self::new();
+        let mut threads = Vec::new();
         for (lane, jobs) in ALL.into_iter().zip(jobs) {
             let worker = Worker {
                 lane,
@@ -143,11 +144,10 @@ impl Lanes {
                 Lane::Attach => "hf-attach",
                 Lane::Prove => "hf-prove",
             };
-            thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || worker.run(jobs))?;
+            let builder = thread::Builder::new().name(name.to_owned());
+            threads.push(builder.spawn(move || worker.run(jobs))?);
         }
-        Ok(lanes)
+        Ok((lanes, threads))
     }
 
     /// For `/livez`.
