@@ -177,8 +177,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         lock,
     )?;
     kernel.set_debug(settings.debug)?;
-    let adoption = kernel.adopt()?;
     let datapath = decorate(kernel)?;
+    let adoption = datapath.adopt()?;
     let engine = Engine::new(Config {
         capacity,
         features: Kernel::FEATURES,

@@ -12,8 +12,9 @@ use holdfast_ebpf::abi::{MapLayout, capacity};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::datapath::pins::{self, Pins};
 use crate::datapath::raw::{self, Insn, MapShape, SkbContext};
-use crate::datapath::{self, DatapathError, pins};
+use crate::datapath::{self, DatapathError};
 
 /// What to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,21 +65,35 @@ fn list(checks: &[Check]) -> String {
 /// Looks at everything.
 #[must_use]
 pub fn run(wants: &Wants) -> Vec<Check> {
+    let mut checks = surroundings(wants);
+    checks.push(program());
+    checks
+}
+
+fn surroundings(wants: &Wants) -> Vec<Check> {
     let mut checks = capabilities();
     checks.push(bpffs(&wants.bpffs_dir));
     checks.push(directory("run-dir", &wants.run_dir));
     checks.push(directory("state-dir", &wants.state_dir));
     checks.extend(kernel());
-    checks.push(program());
     checks
 }
 
 /// Looks at everything, for those who cannot go on without it.
 ///
+/// Where an agent has been before, the program is not tried here: that costs the verifier's time at every restart, and
+/// one that is refused when it is loaded leaves the one in force that serves.
+///
 /// # Errors
 /// The checks that failed.
 pub fn require(wants: &Wants) -> Result<(), Missing> {
-    let failed: Vec<Check> = run(wants).into_iter().filter(|check| !check.ok).collect();
+    let first_life = !Pins::new(&wants.bpffs_dir).version().exists();
+    let checks = if first_life {
+        run(wants)
+    } else {
+        surroundings(wants)
+    };
+    let failed: Vec<Check> = checks.into_iter().filter(|check| !check.ok).collect();
     if failed.is_empty() {
         Ok(())
     } else {

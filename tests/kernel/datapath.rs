@@ -19,7 +19,9 @@ use holdfast_engine::model::{
 };
 use holdfast_tests::ground::{Ground, Intent, carry_out, link_pin, names, pinned, refusal};
 use holdfast_tests::process::restrict;
-use holdfast_tests::{EVENT_BUDGET, Space, say, suite, until};
+use holdfast_tests::rtnl::Rtnl;
+use holdfast_tests::traffic::{Flow, Producer};
+use holdfast_tests::{EVENT_BUDGET, Space, say, suite, sysctl, until};
 use rustix::thread::CapabilitySet;
 
 suite! {
@@ -33,6 +35,7 @@ suite! {
     a_dead_devices_link_is_never_adopted,
     a_device_that_moved_away_is_not_ours_any_more,
     another_program_takes_the_place_of_the_old_one_in_the_same_link,
+    a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss,
     a_foreign_object_at_a_pin_is_set_aside,
     a_map_that_is_pinned_already_keeps_its_size,
     a_second_agent_is_refused,
@@ -449,6 +452,57 @@ fn another_program_takes_the_place_of_the_old_one_in_the_same_link() -> anyhow::
         }
         ensure!(lives == 4 && ids(ground)?.links == before.links);
         Ok(())
+    })
+}
+
+/// Gives the workloads of [`Ground::intent`] what a CNI gives them: addresses, routes, neighbours.
+fn plumb(consumer: &Space, producer: &Space, gateways: [Mac; 2]) -> anyhow::Result<()> {
+    let [own, service, other] = [[10, 0, 0, 1], [10, 0, 0, 10], [10, 0, 0, 2]].map(IpAddr::from);
+    for space in [consumer, producer] {
+        space.inside(sysctl::for_workload)?;
+    }
+    let mut rtnl = Rtnl::open(consumer)?;
+    rtnl.address("eth0", own, 32)?;
+    rtnl.route(service, 32, None, "eth0")?;
+    rtnl.neighbour(service, gateways[0].0, "eth0")?;
+    let mut rtnl = Rtnl::open(producer)?;
+    rtnl.address("eth0", other, 32)?;
+    rtnl.address("lo", service, 32)?;
+    rtnl.route(own, 32, None, "eth0")?;
+    rtnl.neighbour(own, gateways[1].0, "eth0")
+}
+
+fn a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss() -> anyhow::Result<()> {
+    const LIVES: u32 = 6;
+    Ground::run(|ground| {
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        let (intent, [consumer, producer]) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        drop(kernel);
+        let gateways = [intent.consumer.mac, ground.device("hfprod")?.mac];
+        let (served, flow) = ground.as_root(move || {
+            plumb(&consumer, &producer, gateways)?;
+            let at = "10.0.0.10:53".parse()?;
+            let served = Producer::serve(&producer, 7, &[at])?;
+            Ok((served, Flow::start(&consumer, at, 2_000, 7)?))
+        })?;
+        flow.flows(200, EVENT_BUDGET)?;
+        let record: raw::Map<u32, u64> = raw::Map::new(raw::obj_get(&ground.pins().map(EPOCH))?)?;
+        let mut programs = BTreeSet::new();
+        for life in 0..LIVES {
+            if life % 2 == 0 {
+                // As if the pinned program came from another build.
+                record.update(&2, &u64::from(life))?;
+            }
+            programs.insert(kernel_of(ground, &epoch)?.program_id());
+            flow.flows(50, EVENT_BUDGET)?;
+        }
+        ensure!(programs.len() as u32 == LIVES / 2, "{programs:?}");
+        let tally = ground.as_root(move || flow.finish(Some(&served)))?;
+        say(&tally);
+        tally.perfect()
     })
 }
 

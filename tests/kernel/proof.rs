@@ -286,8 +286,12 @@ fn a_link_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
         let link = raw::obj_get(&pin)?;
         raw::link_update(link.as_fd(), foreign_program()?.as_fd())?;
         drop(link);
-        let error = refusal(&kernel, &proof)?.to_string();
-        ensure!(error.contains("which is none that is pinned here"), "{error}");
+        let error = refusal(&kernel, &proof)?;
+        ensure!(matches!(error, OpError::Detached { .. }), "{error:?}");
+        ensure!(
+            error.to_string().contains("which is none that is pinned here"),
+            "{error}"
+        );
         ensure!(
             carry_out(
                 &kernel,
@@ -301,8 +305,9 @@ fn a_link_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
         // Its pin was moved away: the program is in the chain, and nobody here holds it.
         let aside = ground.pins().map("aside");
         std::fs::rename(&pin, &aside)?;
-        let error = refusal(&kernel, &proof)?.to_string();
-        ensure!(error.contains("no link is pinned"), "{error}");
+        let error = refusal(&kernel, &proof)?;
+        ensure!(matches!(error, OpError::Detached { .. }), "{error:?}");
+        ensure!(error.to_string().contains("no link is pinned"), "{error}");
         let error = refusal(
             &kernel,
             &Op::Attach {
@@ -758,6 +763,7 @@ impl Script<'_> {
 fn alike(one: &OpResult, other: &OpResult) -> bool {
     match (one, other) {
         (Err(OpError::Disproved { .. }), Err(OpError::Disproved { .. }))
+        | (Err(OpError::Detached { .. }), Err(OpError::Detached { .. }))
         | (Err(OpError::Refused { .. }), Err(OpError::Refused { .. })) => true,
         (one, other) => one == other,
     }

@@ -489,7 +489,9 @@ impl State {
     fn holds_program(&self, device: Device) -> Result<(), OpError> {
         self.is_still(device)?;
         if !self.attached.contains(&device.ifindex) {
-            return disproved(format!("no link is pinned for device {}", device.ifindex));
+            return Err(OpError::Detached {
+                message: format!("no link is pinned for device {}", device.ifindex),
+            });
         }
         if self.foreign_before.contains(&device.ifindex) {
             return disproved(format!(

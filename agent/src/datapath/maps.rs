@@ -115,7 +115,7 @@ fn is_usable(pins: &Pins, layout: &Layout) -> Result<bool, DatapathError> {
                     map = layout.name,
                     entries = info.shape.max_entries,
                     configured = layout.shape.max_entries,
-                    "a pinned map keeps the number of entries it was made with; `holdfast uninstall` removes it"
+                    "a pinned map keeps the number of entries it was made with; the next boot makes it anew"
                 );
             }
             Ok(true)

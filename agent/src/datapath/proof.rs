@@ -99,6 +99,13 @@ fn disproved(message: impl Into<String>) -> OpError {
     }
 }
 
+/// The device does not hold our program: it has to be attached anew.
+fn detached(message: impl Into<String>) -> OpError {
+    OpError::Detached {
+        message: message.into(),
+    }
+}
+
 fn compare<T: PartialEq + std::fmt::Debug>(
     what: impl Display,
     wanted: &T,
@@ -122,9 +129,9 @@ impl Prover<'_> {
         is_still(device)?;
         let (info, chain) = match self.links.look(ifindex).map_err(|error| refused(&error))? {
             Pinned::Live { info, chain, .. } => (info, chain),
-            Pinned::Absent => return Err(disproved(format!("no link is pinned for device {ifindex}"))),
+            Pinned::Absent => return Err(detached(format!("no link is pinned for device {ifindex}"))),
             Pinned::Defunct { why, .. } => {
-                return Err(disproved(format!(
+                return Err(detached(format!(
                     "the link of device {ifindex} is defunct: {why}"
                 )));
             }
@@ -145,7 +152,7 @@ impl Prover<'_> {
         }
         let program = Program::open(self.pins, info.prog_id).map_err(|error| refused(&error))?;
         program.ok_or_else(|| {
-            disproved(format!(
+            detached(format!(
                 "device {ifindex} holds program {}, which is none that is pinned here",
                 info.prog_id
             ))
