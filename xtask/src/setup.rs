@@ -1,5 +1,6 @@
 //! `cargo xtask setup`: installs what building and testing need, and says so first.
 
+use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -35,7 +36,7 @@ pub(crate) const LLVM_PACKAGES: [&str; 5] = [
 /// A compiler with the sources of its library. In Debian 12 from bookworm-security.
 const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
 /// What the tests and the demo call.
-const TEST_PACKAGES: [&str; 3] = ["iproute2", "prometheus", "procps"];
+const TEST_PACKAGES: [&str; 2] = ["iproute2", "procps"];
 /// What `.ci/run` and `cargo xtask test` call.
 const COMPONENTS: [&str; 2] = ["rustfmt", "clippy"];
 
@@ -68,6 +69,7 @@ struct Missing {
     packages: Vec<&'static str>,
     components: Vec<&'static str>,
     linker: bool,
+    promtool: bool,
 }
 
 impl Missing {
@@ -90,11 +92,12 @@ impl Missing {
             packages,
             components,
             linker,
+            promtool: tools::find("promtool").is_none(),
         }
     }
 
     fn is_nothing(&self) -> bool {
-        self.packages.is_empty() && self.components.is_empty() && !self.linker
+        self.packages.is_empty() && self.components.is_empty() && !self.linker && !self.promtool
     }
 
     fn print(&self) {
@@ -112,6 +115,9 @@ impl Missing {
         if self.linker {
             println!("  bpf-linker {LINKER_VERSION} (built from crates.io, about a minute)");
         }
+        if self.promtool {
+            println!("  promtool (from Debian's package prometheus, unpacked: no server is installed)");
+        }
     }
 
     fn install(&self) -> anyhow::Result<()> {
@@ -128,6 +134,9 @@ impl Missing {
         }
         if self.linker {
             install_linker()?;
+        }
+        if self.promtool {
+            unpack_promtool()?;
         }
         Ok(())
     }
@@ -155,28 +164,64 @@ fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
         );
     }
     println!("installing: {by_hand}");
-    let apt = |words: &[&str]| {
-        let mut command = if is_root() {
-            tools::clean("apt-get")
-        } else {
-            let mut command = tools::clean("sudo");
-            command.arg("apt-get");
-            command
-        };
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(words);
-        tools::run(&mut command)
+    apt(&["-q", "update"])
+        .and_then(|()| {
+            let mut words = vec!["-q", "install", "-y", "--no-install-recommends"];
+            words.extend(packages);
+            apt(&words)
+        })
+        .with_context(|| {
+            format!(
+                "by hand, as root: {by_hand}\n(rustc-web, rust-web-src and llvm-22 come from Debian 12's security \
+                 archive, bookworm-security: is it among your sources?)"
+            )
+        })
+}
+
+fn apt(words: &[&str]) -> anyhow::Result<()> {
+    let mut command = if is_root() {
+        tools::clean("apt-get")
+    } else {
+        let mut command = tools::clean("sudo");
+        command.arg("apt-get");
+        command
     };
-    apt(&["-q", "update"]).and_then(|()| {
-        let mut words = vec!["-q", "install", "-y", "--no-install-recommends"];
-        words.extend(packages);
-        apt(&words)
-    })
-    .with_context(|| {
-        format!(
-            "by hand, as root: {by_hand}\n(rustc-web, rust-web-src and llvm-22 come from Debian 12's bookworm-security: \
-             is `deb http://deb.debian.org/debian-security bookworm-security main` in your sources?)"
-        )
-    })
+    tools::run(command.env("DEBIAN_FRONTEND", "noninteractive").args(words))
+}
+
+/// Takes promtool out of its package. Installed, the package would start a server on this machine.
+fn unpack_promtool() -> anyhow::Result<()> {
+    let bin = tools::tools_dir()?.join("bin");
+    let work = tools::cache_dir()?.join("promtool");
+    let by_hand = "apt-get download prometheus && dpkg-deb -x prometheus_*.deb DIR, then put DIR/usr/bin/promtool on the PATH";
+    println!("unpacking promtool into {}", bin.display());
+    let unpack = || -> anyhow::Result<()> {
+        if work.exists() {
+            fs::remove_dir_all(&work)?;
+        }
+        fs::create_dir_all(&work)?;
+        fs::create_dir_all(&bin)?;
+        // The list of packages may be there and current: an update is only tried when the download fails.
+        let download = || {
+            tools::run(
+                tools::clean("apt-get")
+                    .current_dir(&work)
+                    .args(["-q", "download", "prometheus"]),
+            )
+        };
+        download().or_else(|_| apt(&["-q", "update"]).and_then(|()| download()))?;
+        let package = fs::read_dir(&work)?
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .context("no package came")?;
+        let tree = work.join("tree");
+        tools::run(tools::clean("dpkg-deb").arg("-x").arg(&package).arg(&tree))?;
+        fs::copy(tree.join("usr/bin/promtool"), bin.join("promtool"))?;
+        fs::remove_dir_all(&work)?;
+        Ok(())
+    };
+    unpack().with_context(|| format!("by hand: {by_hand}"))
 }
 
 fn is_root() -> bool {

@@ -248,6 +248,7 @@ fn suite_of(message: Message) -> Option<Suite> {
 fn run_suite(suite: &Suite) -> anyhow::Result<(Tally, bool)> {
     let mut child = tools::clean(&suite.executable)
         .current_dir(&suite.directory)
+        .env("PATH", tools::path_with_tools()?)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,5 +1,6 @@
 //! Where things are: the workspace, the user's cache, programs that we call.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -42,6 +43,13 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
                 .map(|dir| dir.join(program)),
         )
         .find(|path| is_executable(path))
+}
+
+/// `PATH` with [`tools_dir`] before it.
+pub(crate) fn path_with_tools() -> anyhow::Result<OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = std::iter::once(tools_dir()?.join("bin"));
+    Ok(std::env::join_paths(own.chain(std::env::split_paths(&path)))?)
 }
 
 fn is_executable(path: &Path) -> bool {
