@@ -38,7 +38,7 @@ pub mod pin {
     pub const RATES: &str = "rates";
     /// Ports of datagrams whose later fragments are still to come.
     pub const FRAGMENTS: &str = "fragments";
-    /// Hints by ifindex: whether a flow was ever made towards it, so that answers may come from there.
+    /// Interfaces towards which flows were made, so that answers may come from there.
     pub const ANSWERERS: &str = "answerers";
     /// Debug lines, read by `aya-log` (which looks for the map by this name).
     pub const LOGS: &str = "AYA_LOGS";
@@ -72,7 +72,7 @@ pub mod capacity {
     pub const RATES: u32 = 16_384;
     /// Fragmented datagrams on their way.
     pub const FRAGMENTS: u32 = 8_192;
-    /// One value that holds all hints.
+    /// One value that holds all.
     pub const ANSWERERS: u32 = 1;
     /// Bytes of the ring buffer of debug lines (`aya-log-ebpf` sets it).
     pub const LOGS_BYTES: u32 = 131_072;
@@ -452,8 +452,9 @@ pub struct FlowKey {
     pub pad: [u8; 2],
 }
 
-/// Nanoseconds of the clock (`bpf_ktime_get_coarse_ns`) shifted right by this: about a second, without a division.
-pub const TICK: u32 = 30;
+/// Jiffies shifted right by this are ticks: 1 s at 250 Hz, 0.26 s at 1000, 2.6 s at 100. The kernel makes of
+/// `bpf_jiffies64` the load of one word, where its clocks cost a call.
+pub const TICK: u32 = 8;
 
 /// Value of `flows`: both directions of a flow have one, requests at the consumer and answers at the producer. 56 bytes.
 #[repr(C)]
@@ -475,7 +476,7 @@ pub struct Flow {
     pub backend: u32,
     /// Policy slot.
     pub policy: u32,
-    /// When the twin entry was last seen to exist, in [`TICK`]s of the coarse clock.
+    /// When the twin entry was last seen to exist, in ticks (see [`TICK`]).
     pub twin_checked: u32,
     /// [`Flow::ANSWER`].
     pub flags: u32,
@@ -514,7 +515,7 @@ pub struct FragmentKey {
 pub struct Fragment {
     /// [`FragmentKey::hash`] of its key: a value that turned into another key's is a miss.
     pub check: u64,
-    /// When the first fragment came, in [`TICK`]s of the coarse clock. Identifications come again: believed for
+    /// When the first fragment came, in ticks (see [`TICK`]). Identifications come again: believed for
     /// [`Fragment::TICKS`].
     pub seen: u16,
     /// Protocol behind all extension headers.
@@ -532,8 +533,9 @@ impl Fragment {
     pub const TICKS: u16 = 2;
 }
 
-/// Value of `answerers`: one byte an interface, by the low 16 bits of its ifindex (those above share a byte with
-/// lower ones, which costs time only). Not 0: a flow was made towards it.
+/// Value of `answerers`: one byte an interface, by the low 16 bits of its ifindex (those above share a byte with lower
+/// ones). The program sets it when it makes a flow towards the interface; nobody clears it: a byte that is out of
+/// date costs time only.
 pub type Answerers = [u8; 65_536];
 
 /// Words of the `control` array (u64 each).
@@ -548,6 +550,11 @@ pub mod control {
     pub const FLOW_INTERVAL: u32 = 3;
     /// How many nanoseconds' worth of new flows a consumer may open at once, before the rate binds it.
     pub const FLOW_BURST: u32 = 4;
+    /// Counts the writes of user space to `consumers` and `services`: odd while one goes on.
+    ///
+    /// While an element is replaced, a look-up of any other can miss. A miss is final only if this word was even
+    /// and has not changed since before the look-up; else it is looked up again.
+    pub const WRITES: u32 = 5;
     /// Number of words.
     pub const LEN: u32 = 8;
 }

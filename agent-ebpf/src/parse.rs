@@ -152,8 +152,8 @@ fn parse_v4(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
     let key = &mut out.key;
     key.family = FAMILY_V4;
     key.protocol = header[9];
-    key.source = address([word::<20, 12>(header), 0, 0, 0]);
-    key.destination = address([destination, 0, 0, 0]);
+    key.source = v4_address(word::<20, 12>(header));
+    key.destination = v4_address(destination);
     if v4_is_never_captured(u32::from_be(destination)) {
         return Kind::NeverCaptured;
     }
@@ -183,18 +183,8 @@ fn parse_v6(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
     };
     let start = word::<40, 24>(header);
     out.key.family = FAMILY_V6;
-    out.key.source = address([
-        word::<40, 8>(header),
-        word::<40, 12>(header),
-        word::<40, 16>(header),
-        word::<40, 20>(header),
-    ]);
-    out.key.destination = address([
-        start,
-        word::<40, 28>(header),
-        word::<40, 32>(header),
-        word::<40, 36>(header),
-    ]);
+    out.key.source = address([double::<40, 8>(header), double::<40, 16>(header)]);
+    out.key.destination = address([double::<40, 24>(header), double::<40, 32>(header)]);
     let mut next = header[6];
     if v6_is_never_captured(u32::from_be(start)) {
         return Kind::NeverCaptured;
@@ -335,20 +325,49 @@ fn word<const N: usize, const AT: usize>(window: &[u8; N]) -> u32 {
     u32::from_ne_bytes([window[AT], window[AT + 1], window[AT + 2], window[AT + 3]])
 }
 
-/// Four words as they lay in memory.
+/// Eight bytes of a window as they lie in memory.
 #[inline(always)]
-fn address(words: [u32; 4]) -> Address {
+fn double<const N: usize, const AT: usize>(window: &[u8; N]) -> u64 {
+    const { assert!(AT + 8 <= N) };
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: as in `half`.
+    return unsafe { core::ptr::read_volatile(window.as_ptr().add(AT).cast()) };
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&window[AT..AT + 8]);
+        u64::from_ne_bytes(bytes)
+    }
+}
+
+/// Two words as they lay in memory. Written as words: a word that is read back as it was written does not wait.
+#[inline(always)]
+fn address(words: [u64; 2]) -> Address {
     #[cfg(target_arch = "bpf")]
     // SAFETY: both are sixteen bytes without padding or forbidden values.
-    return unsafe { core::mem::transmute::<[u32; 4], Address>(words) };
+    return unsafe { core::mem::transmute::<[u64; 2], Address>(words) };
     #[cfg(not(target_arch = "bpf"))]
     {
         let mut address = Address::default();
-        for (bytes, word) in address.chunks_exact_mut(4).zip(words) {
+        for (bytes, word) in address.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
         address
     }
+}
+
+/// An IPv4 address as it lay in memory, and zeroes.
+#[inline(always)]
+fn v4_address(word: u32) -> Address {
+    let word = u64::from(word);
+    address([
+        if cfg!(target_endian = "little") {
+            word
+        } else {
+            word << 32
+        },
+        0,
+    ])
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub(super) struct Packet<'a> {
     pub(super) hash: u64,
     /// Row of the interface where it arrived.
     pub(super) row: Row,
+    /// [`lookup::writes`] when it came.
+    pub(super) writes: u64,
     pub(super) probe: Probe,
 }
 
@@ -28,10 +30,18 @@ pub(super) struct Packet<'a> {
 pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
     // SAFETY: the kernel hands a valid context to the program.
     let (ifindex, protocol, tagged) = unsafe { ((*skb).ifindex, (*skb).protocol, (*skb).vlan_present) };
-    let row = lookup::row(ifindex);
-    // Nobody's consumer, and nobody was ever served from there.
-    if !row.is_there() && !probe.is_of_set() && !flow::may_answer(ifindex) {
-        return Decision::new(Verdict::Pass);
+    let mut interface = Interface {
+        ifindex,
+        writes: lookup::writes(),
+        answers: flow::may_answer(ifindex),
+        row: Row::NONE,
+    };
+    // Where answers come from, the flow is looked for first: it needs no row.
+    if !interface.answers {
+        interface.row = lookup::row(ifindex, interface.writes);
+        if !interface.row.is_there() && !probe.is_of_set() {
+            return Decision::new(Verdict::Pass);
+        }
     }
     let family = match u16::from_be(protocol as u16) {
         ETHERTYPE_V4 => FAMILY_V4,
@@ -48,21 +58,20 @@ pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
         zero(space.as_mut_ptr());
         space.assume_init_mut()
     };
-    let kind = Kind::from_u32(read_headers(skb, headers));
+    let mut kind = Kind::from_u32(read_headers(skb, headers));
     headers.key.ifindex = ifindex;
-    // Without an Ethernet header (a tun) we would read other bytes than the kernel.
-    let contradicts = kind == Kind::NotIp || headers.key.family != family;
-    match kind {
-        _ if contradicts => return malformed(row),
-        Kind::NeverCaptured | Kind::NotIp => return Decision::new(Verdict::Pass),
-        Kind::Malformed => return malformed(row),
-        Kind::Opaque => return without_ports(row, headers, Verdict::DropMalformed),
-        Kind::LaterFragment => {
-            if !flow::recall_ports(headers) {
-                return without_ports(row, headers, Verdict::DropFragment);
-            }
-        }
-        Kind::Complete => {}
+    if kind == Kind::NeverCaptured {
+        return Decision::new(Verdict::Pass);
+    }
+    if kind == Kind::NotIp || headers.key.family != family {
+        // Without an Ethernet header (a tun) we would read other bytes than the kernel.
+        kind = Kind::Malformed;
+    }
+    if kind == Kind::LaterFragment && flow::recall_ports(headers) {
+        kind = Kind::Complete;
+    }
+    if kind != Kind::Complete {
+        return without_ports(interface, headers, kind);
     }
     if !matches!(headers.key.protocol, parse::TCP | parse::UDP) {
         return Decision::new(Verdict::Pass);
@@ -70,45 +79,84 @@ pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
     if headers.first_fragment && !probe.is_one() {
         flow::remember_ports(headers);
     }
-    with_ports(Packet {
-        headers,
-        hash: headers.key.hash(),
-        row,
-        probe,
-    })
+    with_ports(interface, headers, probe)
+}
+
+/// Where a packet arrived.
+#[derive(Clone, Copy)]
+struct Interface {
+    ifindex: u32,
+    /// [`lookup::writes`] when the packet came.
+    writes: u64,
+    /// Answers may come from here.
+    answers: bool,
+    /// Its row, unless answers may come from here: then it is looked up when it is needed.
+    row: Row,
+}
+
+impl Interface {
+    #[inline(always)]
+    fn row(self) -> Row {
+        if self.answers {
+            lookup::row(self.ifindex, self.writes)
+        } else {
+            self.row
+        }
+    }
 }
 
 /// Decides on a packet whose protocol and ports are known.
 #[inline(always)]
-fn with_ports(packet: Packet<'_>) -> Decision {
-    if packet.probe.is_of_set() {
+fn with_ports(interface: Interface, headers: &Headers, probe: Probe) -> Decision {
+    let mut packet = Packet {
+        headers,
+        hash: headers.key.hash(),
+        row: interface.row,
+        writes: interface.writes,
+        probe,
+    };
+    if probe.is_of_set() {
         return route::of_set(packet);
     }
     let mut space = MaybeUninit::<Flow>::uninit();
-    if !packet.probe.is_one()
-        && let Some(entry) = flow::find(&packet.headers.key, packet.hash, &mut space)
+    let mut kept = Kept::NONE;
+    let mut nothing = Verdict::Pass;
+    // A closed row has no request that could be established.
+    let may_be_known = interface.answers || packet.row.token != 0;
+    if may_be_known
+        && !probe.is_one()
+        && let Some(entry) = flow::find(&headers.key, packet.hash, &mut space)
     {
         // SAFETY: found, and so filled in.
         let flow = unsafe { space.assume_init_mut() };
         if flow.flags & Flow::ANSWER != 0 {
             let decision = flow::answer(packet, flow);
-            if decision.verdict == Verdict::Answered || !packet.row.is_there() {
+            if decision.verdict != Verdict::DropStale {
                 return decision;
             }
-            // Not an answer to anybody who is still there: perhaps a request of its own.
-        } else if has_services(packet.row) && !packet.headers.opens_connection() {
-            if let Some(decision) = flow::established(packet, flow, entry) {
-                return decision;
+            // Nobody is there any more who asked. Perhaps it is a request of its own.
+            nothing = Verdict::DropStale;
+            packet.row = interface.row();
+        } else {
+            packet.row = interface.row();
+            if has_services(packet.row) && !headers.opens_connection() {
+                if let Some(decision) = flow::established(packet, flow, entry) {
+                    return decision;
+                }
+                kept = flow::kept(packet, flow);
             }
-            // The route is looked up anew; the producer stays if it still may.
-            let kept = flow::kept(packet, flow);
-            return route::of_request(packet, kept, &mut space);
         }
+    } else {
+        packet.row = interface.row();
     }
     if !has_services(packet.row) {
-        return Decision::new(Verdict::Pass);
+        return Decision::new(nothing);
     }
-    route::of_request(packet, Kept::NONE, &mut space)
+    let decision = route::of_request(packet, kept, &mut space);
+    if decision.verdict == Verdict::Pass {
+        return Decision::new(nothing);
+    }
+    decision
 }
 
 #[inline(always)]
@@ -145,25 +193,26 @@ extern "C" fn read_headers(skb: *mut __sk_buff, headers: *mut Headers) -> u32 {
     }
 }
 
-/// A frame whose headers cannot be read never passes around a policy.
+/// A packet whose ports nobody can tell. A frame that cannot be read never passes around a policy; others are dropped
+/// if they may be for a port that is claimed.
 #[inline(always)]
-fn malformed(row: Row) -> Decision {
-    Decision::new(if row.is_there() {
-        Verdict::DropMalformed
+fn without_ports(interface: Interface, headers: &Headers, kind: Kind) -> Decision {
+    let row = interface.row();
+    let drop = if kind == Kind::LaterFragment {
+        Verdict::DropFragment
     } else {
-        Verdict::Pass
-    })
-}
-
-/// A packet whose ports nobody can tell: dropped if it may be for a port that is claimed.
-#[inline(always)]
-fn without_ports(row: Row, headers: &Headers, drop: Verdict) -> Decision {
+        Verdict::DropMalformed
+    };
     let FlowKey {
         ifindex,
         family,
         destination,
         ..
     } = headers.key;
-    let claimed = has_services(row) && lookup::is_claimed(&ServiceKey::claim(ifindex, family, destination));
-    Decision::new(if claimed { drop } else { Verdict::Pass })
+    let ours = if kind == Kind::Malformed {
+        row.is_there()
+    } else {
+        has_services(row) && lookup::is_claimed(&ServiceKey::claim(ifindex, family, destination))
+    };
+    Decision::new(if ours { drop } else { Verdict::Pass })
 }

@@ -34,23 +34,23 @@ pub(super) fn find(key: &FlowKey, hash: u64, copy: &mut MaybeUninit<Flow>) -> Op
 #[inline(always)]
 pub(super) fn may_answer(ifindex: u32) -> bool {
     // SAFETY: within a map value.
-    hint(ifindex).is_none_or(|hint| unsafe { once(hint) } != 0)
+    answerer(ifindex).is_none_or(|byte| unsafe { once(byte) } != 0)
 }
 
 /// From now on answers may come from this interface.
 #[inline(always)]
 fn expect_answers(ifindex: u32) {
-    if let Some(hint) = hint(ifindex) {
+    if let Some(byte) = answerer(ifindex) {
         // SAFETY: within a map value; whoever else writes writes the same.
-        unsafe { *hint = 1 };
+        unsafe { byte.write_volatile(1) };
     }
 }
 
 #[inline(always)]
-fn hint(ifindex: u32) -> Option<*mut u8> {
-    let hints: *mut Answerers = maps::ANSWERERS.get_ptr_mut(0)?;
+fn answerer(ifindex: u32) -> Option<*mut u8> {
+    let bytes: *mut Answerers = maps::ANSWERERS.get_ptr_mut(0)?;
     // SAFETY: 16 bits are within the value.
-    Some(unsafe { hints.cast::<u8>().add((ifindex & 0xffff) as usize) })
+    Some(unsafe { bytes.cast::<u8>().add((ifindex & 0xffff) as usize) })
 }
 
 /// What serves a flow.
@@ -111,7 +111,7 @@ pub(super) fn established(packet: Packet<'_>, flow: &mut Flow, entry: *mut Flow)
         return None;
     }
     let Serving { producer, expired } = serving(flow)?;
-    let now = lookup::coarse_ticks();
+    let now = lookup::ticks();
     let mut decision = Decision::new(if expired {
         Verdict::DropExpired
     } else {
@@ -180,7 +180,7 @@ fn answer_checked(packet: Packet<'_>, flow: &mut Flow) -> Option<Decision> {
         return None;
     }
     let expired = serving(flow)?.expired;
-    let row = lookup::row(flow.consumer);
+    let row = lookup::row(flow.consumer, lookup::writes());
     if row.token != flow.consumer_token || row.token == 0 {
         return None;
     }
@@ -193,7 +193,7 @@ fn answer_checked(packet: Packet<'_>, flow: &mut Flow) -> Option<Decision> {
             family: key.family,
             address: key.source,
         };
-        let entry = lookup::route(&service);
+        let entry = lookup::route_seldom(&service);
         let open = lookup::flags_of(entry) & (RouteEntry::OPEN | RouteEntry::CLAIM) == RouteEntry::OPEN;
         if entry == NO_ROUTE || !open || lookup::policy_of(entry) != flow.policy {
             return None;
@@ -235,7 +235,7 @@ pub(super) fn open(
         epoch: packet.row.epoch,
         backend: producer.backend,
         policy,
-        twin_checked: lookup::coarse_ticks(),
+        twin_checked: lookup::ticks(),
         flags: 0,
         pad: 0,
     });
@@ -288,7 +288,7 @@ fn write_twin(key: &FlowKey, flow: &mut Flow, mend: bool) -> bool {
 #[inline(always)]
 fn is_living(flow: &Flow) -> bool {
     flow.consumer_token != 0
-        && lookup::row(flow.consumer).token == flow.consumer_token
+        && lookup::row(flow.consumer, lookup::writes()).token == flow.consumer_token
         && lookup::token(flow.consumer, flow.consumer_token) == flow.consumer_token
         && serving(flow).is_some()
 }
@@ -345,7 +345,7 @@ pub(super) fn remember_ports(headers: &Headers) -> bool {
     let key = fragment_key(headers);
     let value = Fragment {
         check: key.hash(),
-        seen: lookup::coarse_ticks() as u16,
+        seen: lookup::ticks() as u16,
         protocol: headers.key.protocol,
         pad: 0,
         source_port: headers.key.source_port,
@@ -371,7 +371,7 @@ pub(super) fn recall_ports(headers: &mut Headers) -> bool {
             once(&raw const (*value).check),
         )
     };
-    if check != key.hash() || (lookup::coarse_ticks() as u16).wrapping_sub(seen) > Fragment::TICKS {
+    if check != key.hash() || (lookup::ticks() as u16).wrapping_sub(seen) > Fragment::TICKS {
         return false;
     }
     headers.key.protocol = protocol;

@@ -1,7 +1,7 @@
 //! The packet as the parser reads it.
 
 use core::arch::asm;
-use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::bpf_skb_load_bytes;
@@ -14,7 +14,7 @@ const WINDOW: usize = 40;
 pub(super) struct Frame {
     skb: *mut __sk_buff,
     /// For what does not lie in one piece.
-    copy: UnsafeCell<[u8; WINDOW]>,
+    copy: MaybeUninit<[u8; WINDOW]>,
 }
 
 impl Frame {
@@ -22,7 +22,7 @@ impl Frame {
     pub(super) const fn new(skb: *mut __sk_buff) -> Self {
         Self {
             skb,
-            copy: UnsafeCell::new([0; WINDOW]),
+            copy: MaybeUninit::uninit(),
         }
     }
 }
@@ -44,7 +44,7 @@ impl Bytes for Frame {
             // SAFETY: within the linear part, as just tested; the verifier sees the same.
             return Some(unsafe { &*(start as *const [u8; N]) });
         }
-        let copy = self.copy.get().cast::<[u8; N]>();
+        let copy = self.copy.as_mut_ptr().cast::<[u8; N]>();
         // SAFETY: the copy has at least N bytes. The helper reads what is not linear and fails beyond the end.
         // Unlike bpf_skb_pull_data it changes nothing: that would copy the header of every cloned packet.
         unsafe {

@@ -4,8 +4,8 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use holdfast_ebpf::abi::{
-    Backend, ConsumerRow, Flow, FlowKey, PolicySlot, RouteEntry, Selector, ServiceKey, SourceKey, Target,
-    Verdict, control, generation_at_least,
+    Backend, ConsumerRow, Flow, PolicySlot, RouteEntry, Selector, ServiceKey, Target, Verdict, control,
+    generation_at_least,
 };
 
 use super::decide::Packet;
@@ -64,13 +64,14 @@ pub(super) fn is_expired(slot: *const PolicySlot) -> bool {
 #[inline(always)]
 pub(super) fn of_request(packet: Packet<'_>, kept: Kept, space: &mut MaybeUninit<Flow>) -> Decision {
     let key = &packet.headers.key;
-    let entry = lookup::route(&ServiceKey {
+    let service = ServiceKey {
         ifindex: key.ifindex,
         port: key.destination_port,
         protocol: key.protocol,
         family: key.family,
         address: key.destination,
-    });
+    };
+    let entry = lookup::route(&service, packet.writes);
     if entry == NO_ROUTE || lookup::flags_of(entry) & RouteEntry::CLAIM != 0 {
         return Decision::new(Verdict::Pass);
     }
@@ -94,7 +95,7 @@ pub(super) fn of_request(packet: Packet<'_>, kept: Kept, space: &mut MaybeUninit
         decision.verdict = Verdict::DropExpired;
         return decision;
     }
-    if packet.row.flags & ConsumerRow::HAS_SOURCES != 0 && !has_own_source(key) {
+    if packet.row.flags & ConsumerRow::HAS_SOURCES != 0 && !lookup::is_own_source(key) {
         decision.verdict = Verdict::DropSpoofed;
         return decision;
     }
@@ -139,17 +140,6 @@ pub(super) fn of_set(packet: Packet<'_>) -> Decision {
         decision.backend = producer.backend;
     }
     decision
-}
-
-/// Whether the source is one of the attachment's addresses.
-#[inline(always)]
-fn has_own_source(key: &FlowKey) -> bool {
-    lookup::is_own_source(&SourceKey {
-        ifindex: key.ifindex,
-        family: key.family,
-        pad: [0; 3],
-        address: key.source,
-    })
 }
 
 /// What becomes of a packet at a closed gate.

@@ -1,6 +1,7 @@
 //! The maps of the object: found in the pins or made, checked, and opened for use.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{MapData, PerCpuArray, RingBuf};
 use aya::{Ebpf, EbpfLoader};
@@ -34,6 +35,21 @@ pub struct Maps {
     pub control: Words,
     /// Name, id and capacity of every map of the layout.
     pub all: Vec<(&'static str, MapInfo)>,
+}
+
+impl Maps {
+    /// Writes an element, and says so to the program meanwhile: while an element is replaced, a look-up of another
+    /// can miss ([`abi::control::WRITES`]). One thread at a time.
+    pub(super) fn writing<T>(&self, write: impl FnOnce() -> T) -> T {
+        // Odd already: an earlier life ended within a write.
+        let odd = self.control.load(abi::control::WRITES) | 1;
+        self.control.store(abi::control::WRITES, odd);
+        fence(Ordering::SeqCst);
+        let written = write();
+        fence(Ordering::SeqCst);
+        self.control.store(abi::control::WRITES, odd.wrapping_add(1));
+        written
+    }
 }
 
 /// The object, parsed, its maps found in the pins or made; the program is not loaded yet.

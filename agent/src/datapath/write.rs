@@ -175,7 +175,7 @@ impl Writer<'_> {
         if before.as_ref() == Some(value) {
             return Ok(Before::Same);
         }
-        map.update(key, value)?;
+        self.maps.writing(|| map.update(key, value))?;
         self.writes += 1;
         self.tally.updated(name);
         Ok(before.map_or(Before::Absent, Before::Other))
@@ -187,7 +187,7 @@ impl Writer<'_> {
         map: &Map<K, V>,
         key: &K,
     ) -> Result<(), OpError> {
-        match map.delete(key) {
+        match self.maps.writing(|| map.delete(key)) {
             Ok(true) => {
                 self.writes += 1;
                 self.tally.deleted(name);
@@ -311,8 +311,8 @@ impl Writer<'_> {
     fn undo(&mut self, done: &[(abi::ServiceKey, Option<abi::RouteEntry>)]) {
         for (key, before) in done.iter().rev() {
             let undone = match before {
-                Some(before) => self.maps.services.update(key, before),
-                None => self.maps.services.delete(key).map(drop),
+                Some(before) => self.maps.writing(|| self.maps.services.update(key, before)),
+                None => self.maps.writing(|| self.maps.services.delete(key)).map(drop),
             };
             match (undone, before) {
                 (Ok(()), None) => {

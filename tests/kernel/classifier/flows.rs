@@ -414,9 +414,28 @@ pub(crate) fn a_workload_can_be_consumer_and_producer() -> anyhow::Result<()> {
         plane.forget_flows()?;
         is(plane.ask(&there)?, Verdict::Delivered, "the consumer's request")?;
         is(plane.tell(&back)?, Verdict::Answered, "its answer")?;
-        // The consumer's flow ends: what was an answer is a request of the producer's own again.
+        // What is neither an answer to somebody nor claimed by the producer's own policies stays stale.
+        let elsewhere = there.with_source_port(40_001);
+        is(plane.ask(&elsewhere)?, Verdict::Delivered, "another flow")?;
+        is(plane.tell(&elsewhere.answer())?, Verdict::Answered, "its answer")?;
+        // The consumer's flows end: what was an answer is a request of the producer's own again.
         plane.policy(POLICY, BASE, 0, GENERATION, 0)?;
         is(plane.tell(&back)?, Verdict::Delivered, "a request of its own")?;
-        is(plane.ask(&there)?, Verdict::Answered, "and the answer to that")
+        is(plane.ask(&there)?, Verdict::Answered, "and the answer to that")?;
+        is(
+            plane.tell(&elsewhere.answer())?,
+            Verdict::DropStale,
+            "no request of its own",
+        )?;
+        // Nor does a bound of staleness let it out another way.
+        plane.forget_flows()?;
+        plane.policy(POLICY, BASE, 1, GENERATION, 0)?;
+        is(plane.ask(&elsewhere)?, Verdict::Delivered, "another flow")?;
+        plane.policy_with(POLICY, |slot| slot.stale_after = 1)?;
+        is(
+            plane.tell(&elsewhere.answer())?,
+            Verdict::DropExpired,
+            "its answer, too late",
+        )
     })
 }

@@ -2,12 +2,12 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use anyhow::{Context, ensure};
 use holdfast::datapath::raw::{self, MapShape};
 use holdfast_ebpf::abi::{
-    ConsumerRow, Flow, MAPS, MapLayout, RegistryRow, RouteEntry, ServiceKey, Verdict, pin,
+    ConsumerRow, Flow, MAPS, MapLayout, RegistryRow, RouteEntry, ServiceKey, Verdict, control, pin,
 };
 use holdfast_tests::say;
 use holdfast_tests::space::ROOT;
@@ -146,7 +146,7 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
         const RUNS: u32 = 20_000;
         let consumer = plane.consumer;
         // Raw handles for the writer: the plane itself runs the packets.
-        for name in [pin::REGISTRY, pin::CONSUMERS, pin::SERVICES] {
+        for name in [pin::REGISTRY, pin::CONSUMERS, pin::SERVICES, pin::CONTROL] {
             let map = plane.ebpf.map(name).context("no map")?;
             map.pin(Path::new(ROOT).join("bpf").join(name))?;
         }
@@ -154,6 +154,13 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
         let registry = raw::Map::<u32, RegistryRow>::new(raw::obj_get(&path(pin::REGISTRY))?)?;
         let consumers = raw::Map::<u32, ConsumerRow>::new(raw::obj_get(&path(pin::CONSUMERS))?)?;
         let services = raw::Map::<ServiceKey, RouteEntry>::new(raw::obj_get(&path(pin::SERVICES))?)?;
+        let control = raw::Words::map(&raw::Map::new(raw::obj_get(&path(pin::CONTROL))?)?)?;
+        // As the agent does it: a look-up that finds nothing meanwhile looks again.
+        let writing = |turn: u32, odd: u64| {
+            fence(Ordering::SeqCst);
+            control.store(control::WRITES, u64::from(turn) * 2 + odd);
+            fence(Ordering::SeqCst);
+        };
         let key = plane.key(SERVICE_V4, 17, PORT);
         let entry = services.lookup(&key)?.context("no entry")?;
         let identity = registry.lookup(&consumer)?.context("no identity")?;
@@ -163,14 +170,16 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
             let writer = scope.spawn(|| -> anyhow::Result<u64> {
                 // Neighbours that come and go make elements change their keys.
                 let mut written = 0;
-                for turn in 0u32.. {
+                for turn in (0u32..).step_by(2) {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    let stranger = 1_000_000 + turn % 64;
+                    let stranger = 1_000_000 + turn % 128;
                     registry.update(&consumer, &identity)?;
+                    writing(turn, 1);
                     consumers.update(&consumer, &row)?;
                     services.update(&key, &entry)?;
+                    writing(turn, 2);
                     let foreign = RegistryRow {
                         token: u64::from(stranger),
                         ..identity
@@ -184,6 +193,7 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
                         ..key
                     };
                     registry.update(&stranger, &foreign)?;
+                    writing(turn + 1, 1);
                     consumers.update(&stranger, &foreign_row)?;
                     services.update(
                         &foreign_key,
@@ -193,11 +203,12 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
                             ..entry
                         },
                     )?;
-                    if turn % 2 == 0 {
+                    if turn % 4 == 0 {
                         registry.delete(&stranger)?;
                         consumers.delete(&stranger)?;
                         services.delete(&foreign_key)?;
                     }
+                    writing(turn + 1, 2);
                     written += 6;
                 }
                 Ok(written)
