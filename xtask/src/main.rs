@@ -12,6 +12,7 @@ mod bpf;
 mod cache;
 mod demo;
 mod elf;
+mod mutants;
 mod setup;
 mod test;
 mod tools;
@@ -39,6 +40,7 @@ const COMMANDS: &[Command] = &[
     demo::COMMAND,
     test::COMMAND,
     test::LINT,
+    mutants::COMMAND,
 ];
 
 fn main() -> ExitCode {

@@ -1697,3 +1697,121 @@ fn f54_one_failed_read_closes_nothing() {
     assert_eq!(bench.pass(60 * SECOND), []);
     assert_eq!(bench.kernel.pins.rows[&5].token, Some(token(105)));
 }
+
+// --- what is told --------------------------------------------------------------------------------------------
+
+#[test]
+fn precedence_failed_held_pending_programmed_and_the_oldest_of_the_worst_speaks() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    assert_eq!(bench.policy("dns").state, State::Programmed);
+    bench.go_to(Boot(SECOND));
+    bench.give(objects(vec![ObjectChange::Attachment(attachment(
+        "lost", "hflost", "web",
+    ))]));
+    bench.run();
+    let view = bench.policy("dns");
+    assert_eq!(view.state, State::Held(HoldReason::InterfaceMissing));
+    assert_eq!(view.held_since.map(|since| since.boot), Some(Boot(SECOND)));
+    bench.go_to(Boot(2 * SECOND));
+    let mut younger = attachment("other", "hfweb", "web");
+    younger.created_ms = 9_000;
+    bench.give(objects(vec![ObjectChange::Attachment(younger)]));
+    bench.run();
+    let view = bench.policy("dns");
+    assert_eq!(view.state, State::Failed(FailReason::Conflict));
+    assert_eq!(view.since.boot, Boot(2 * SECOND));
+    assert_eq!(
+        (view.intents.programmed, view.intents.held, view.intents.failed),
+        (1, 1, 1)
+    );
+}
+
+#[test]
+fn troubled_names_what_is_held_failed_or_behind() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let troubled = |bench: &Bench| {
+        bench
+            .engine
+            .view()
+            .troubled()
+            .map(|view| view.name.name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(troubled(&bench), [""; 0]);
+    bench.give(objects(vec![
+        ObjectChange::Policy(Policy {
+            created_ms: 9_000,
+            ..policy("loser", "web", "dns", &[1])
+        }),
+        ObjectChange::Policy(policy("held", "web", "nobody", &[3])),
+        ObjectChange::Policy(policy("elsewhere", "nobody", "nobody", &[4])),
+    ]));
+    bench.poll();
+    assert_eq!(troubled(&bench), ["held", "loser"]);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "new",
+        "web",
+        "dns",
+        &[5],
+    ))]));
+    bench.poll();
+    assert_eq!(troubled(&bench), ["held", "loser", "new"]);
+    assert!(bench.policy("new").behind_since.is_some());
+    bench.run();
+    assert_eq!(troubled(&bench), ["held", "loser"]);
+    let summary = bench.engine.view().summary();
+    assert_eq!(summary.policies, 5);
+    assert_eq!(summary.held[&HoldReason::NoReadyProducer], 1);
+    assert_eq!(summary.failed[&FailReason::Conflict], 1);
+}
+
+#[test]
+fn a_range_is_given_out_again_after_the_grace() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    // A redeploy of the producer within the grace takes another range and another id.
+    bench.give(Event::LinkGone(6));
+    bench.run();
+    bench.registry.insert(8, identity(108, 8));
+    bench.give(Event::Link(veth(8, "hfdns", 8)));
+    bench.run();
+    assert_eq!(bench.kernel.pins.policies[&0].selected.base, 1);
+    assert_eq!(
+        bench.kernel.pins.backends.keys().copied().collect::<Vec<_>>(),
+        [1, 2]
+    );
+    bench.pass(5 * SECOND);
+    bench.run();
+    bench.pass(5 * SECOND);
+    assert_eq!(
+        bench.kernel.pins.backends.keys().copied().collect::<Vec<_>>(),
+        [2]
+    );
+    bench.give(Event::LinkGone(8));
+    bench.run();
+    bench.registry.insert(9, identity(109, 9));
+    bench.give(Event::Link(veth(9, "hfdns", 9)));
+    bench.run();
+    assert_eq!(bench.kernel.pins.policies[&0].selected.base, 0);
+}
+
+#[test]
+fn a_crash_between_a_revocation_and_the_new_epoch_is_seen_by_the_next_life() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "two",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    bench.run();
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("two"))]));
+    assert_eq!(briefs(&bench.poll()), ["entries 5 2->1:closed"]);
+    bench.answer(
+        |op| matches!(op, Op::WriteEntries { .. }),
+        Ok(OpDone { writes: 1 }),
+    );
+    bench.crash();
+    bench.wake();
+    assert_eq!(bench.rounds()[0], ["row 5 105 epoch 1"]);
+    assert_eq!(bench.kernel.pins.entries[&5].len(), 1);
+}
