@@ -19,7 +19,7 @@ pub(crate) struct Claim {
     pub(crate) wanted: BTreeSet<ServiceKey>,
     /// Who has the right to one of them.
     pub(crate) conflict: Option<String>,
-    /// It cannot be done, and claims nothing.
+    /// It cannot be done: what it claims stays closed.
     pub(crate) refused: Option<(FailReason, String)>,
 }
 
@@ -103,12 +103,12 @@ impl Engine {
                 conflict: None,
                 refused: None,
             };
-            if let Some(message) = &state.unsupported {
-                claim.refused = Some((FailReason::Unsupported, message.clone()));
-            } else if let Some(spec) = &state.spec {
-                if delivers {
-                    claim.wanted = services(spec).collect();
-                } else {
+            if let Some(spec) = &state.spec {
+                // What cannot be done is claimed all the same, closed: it fails closed.
+                claim.wanted = services(spec).collect();
+                if let Some(message) = &state.unsupported {
+                    claim.refused = Some((FailReason::Unsupported, message.clone()));
+                } else if !delivers {
                     claim.refused = Some((
                         FailReason::Unsupported,
                         format!(

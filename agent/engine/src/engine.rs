@@ -309,6 +309,7 @@ impl Engine {
     fn everything_dirty(&mut self) {
         self.dirty.names.extend(self.objects.by_interface.keys().cloned());
         self.dirty.policies.extend(self.objects.policies.keys());
+        self.dirty.touched.extend(self.objects.policies.keys());
         self.dirty.slots.extend(self.slots.keys());
         self.dirty.ports.extend(self.ports.keys());
     }
@@ -501,6 +502,15 @@ impl Engine {
             return;
         }
         for (ifindex, token) in std::mem::take(&mut self.doomed) {
+            let out = self
+                .flights
+                .values()
+                .any(|flight| matches!(flight.what, What::DeleteIdentity(other, _) if other == ifindex));
+            if out {
+                // One operation per row: this one waits for the answer to the other.
+                self.doomed.insert((ifindex, token));
+                continue;
+            }
             self.send(
                 What::DeleteIdentity(ifindex, token),
                 None,
@@ -645,7 +655,6 @@ impl Engine {
                 },
                 Orphan::Backends => self.free_again(),
                 Orphan::Identity(ifindex, token) => {
-                    self.orphans.remove(&orphan);
                     self.doomed.insert((ifindex, token));
                 }
             }

@@ -336,7 +336,7 @@ impl Engine {
         let old_since = intent.since;
         let old_hold = intent.held_since();
         let hold_before = intent.hold;
-        let reason_before = intent.hold_reason;
+        let mut reason_before = intent.hold_reason;
         intent.state = new;
         intent.since = now;
         // The first judgement of this life continues what the earlier one knew.
@@ -352,6 +352,9 @@ impl Engine {
             if let (State::Held(_), Some(hold)) = (new, memory.held_since) {
                 intent.hold = Some(start_of(now, hold));
                 continues = true;
+                if let State::Held(reason) = memory.state {
+                    reason_before = Some(reason);
+                }
             }
         }
         let mut begins = false;

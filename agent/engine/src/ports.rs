@@ -512,14 +512,30 @@ impl Engine {
         }
         let gate = classify(None, &Known::Unread, state.object.expected);
         let lost = state.lost().cloned();
+        // Conflicts are between objects: they are judged without a device too.
+        let nowhere = Port {
+            attachments: self
+                .objects
+                .by_interface
+                .get(&state.object.interface)
+                .cloned()
+                .unwrap_or_default(),
+            ..Port::default()
+        };
+        let claims = self.claims(&nowhere);
         for policy in state.consumes.clone() {
             let Some(policy_state) = self.objects.policies.get(&policy) else {
                 continue;
             };
+            let conflict = claims
+                .intents
+                .iter()
+                .find(|claim| claim.policy == policy && claim.attachment == id)
+                .and_then(|claim| claim.conflict.as_deref());
             let full = self.full(policy_state);
             let facts = Facts {
                 refused: policy_state.refusal(),
-                conflict: lost.as_deref(),
+                conflict: lost.as_deref().or(conflict),
                 passed: self.passed,
                 trouble: full.as_ref().or_else(|| self.set_trouble(policy_state)),
                 gate: &gate,

@@ -270,7 +270,7 @@ fn unsupported(spec: &PolicySpec, features: crate::model::Features) -> Option<St
     }
     spec.destinations.iter().find_map(|destination| match destination {
         Destination::Prefix { address, length } if !features.prefixes => Some(format!(
-            "destination {address}/{length}: prefixes come with a later version; this one takes an address with protocol and port"
+            "destination {address}/{length}: prefixes come with a later version, and until then their traffic takes the default path; this one takes an address with protocol and port"
         )),
         Destination::Prefix { .. } | Destination::Service { .. } => None,
     })
@@ -464,7 +464,7 @@ impl Engine {
             state.producer_trouble = trouble;
         }
         if self.passed {
-            let wanted = (has_intents && refused.is_none()) || !knows_content;
+            let wanted = has_intents || !knows_content;
             self.plan_slot(id, wanted, knows_content, &ready, unreadable);
         }
         self.look(id);
@@ -640,6 +640,16 @@ impl Engine {
         if slot_state.cell.is(&None) {
             // The slot comes first, empty: from now on destinations can be claimed.
             self.write_selector(id, slot, Selected::default(), None, true);
+            return;
+        }
+        if state.unsupported.is_some() {
+            // Nobody is served; the slot is there for the claims, which stay closed.
+            self.timer(Timer::Deadline(id), None);
+            if let Some(state) = self.objects.policies.get_mut(&id) {
+                state.waiting = false;
+                state.waiting_since = None;
+            }
+            self.move_to(id, slot, &BTreeMap::new());
             return;
         }
         let serving = self.still_ready(slot_state);

@@ -1541,7 +1541,7 @@ fn rule_30_the_program_goes_with_the_attachment_after_its_entries() {
 // --- what the data plane does not do yet ---------------------------------------------------------------------
 
 #[test]
-fn unsupported_is_said_and_claims_nothing() {
+fn unsupported_is_said_and_fails_closed() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     let translate = edit(&policy("dns", "web", "dns", &[1]), |spec| {
         spec.delivery = Delivery::Translate;
@@ -1549,12 +1549,15 @@ fn unsupported_is_said_and_claims_nothing() {
     bench.give(objects(vec![translate]));
     bench.run();
     assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::Unsupported));
-    assert_eq!(bench.kernel.pins.entries.get(&5), None);
-    assert_eq!(
-        bench.engine.next_deadline().map(|due| due.0),
-        Some(SECOND),
-        "only what is released"
-    );
+    assert!(!bench.kernel.pins.entries[&5][&key(1)].open, "claimed, closed");
+    assert_eq!(bench.kernel.pins.rows[&5].token, None);
+    assert_eq!(bench.kernel.pins.policies[&0].selected.length, 0);
+    let view = bench.policy("dns");
+    assert_eq!((view.applied, view.behind_since), (2, None));
+    bench.pass(3 * SECOND);
+    bench.run();
+    bench.pass(3 * SECOND);
+    assert_eq!(bench.engine.next_deadline(), None, "trying again cannot help");
     let mut back = policy("dns", "web", "dns", &[1]);
     back.generation = 3;
     bench.give(objects(vec![ObjectChange::Policy(back)]));
@@ -1814,4 +1817,76 @@ fn a_crash_between_a_revocation_and_the_new_epoch_is_seen_by_the_next_life() {
     bench.wake();
     assert_eq!(bench.rounds()[0], ["row 5 105 epoch 1"]);
     assert_eq!(bench.kernel.pins.entries[&5].len(), 1);
+}
+
+#[test]
+fn unsupported_on_a_consumer_that_is_held_is_not_behind() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::Link(veth(7, "hfnew", 7)));
+    let mut translate = policy("new", "new", "dns", &[1]);
+    translate.content.as_mut().unwrap().delivery = Delivery::Translate;
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("new", "hfnew", "new")),
+        ObjectChange::Policy(translate),
+    ]));
+    bench.run();
+    let view = bench.policy("new");
+    assert_eq!(view.state, State::Failed(FailReason::Unsupported));
+    assert_eq!((view.applied, view.behind_since), (1, None));
+    bench.crash();
+    bench.wake();
+    bench.run();
+    let view = bench.policy("new");
+    assert_eq!(
+        (view.applied, view.behind_since),
+        (1, None),
+        "in the next life too"
+    );
+}
+
+#[test]
+fn conflicts_are_judged_without_a_device() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Policy(policy("older", "web", "dns", &[1])),
+        ObjectChange::Policy(Policy {
+            created_ms: 9_000,
+            ..policy("younger", "web", "dns", &[1])
+        }),
+    ]));
+    bench.run();
+    assert_eq!(
+        bench.state("older", "web"),
+        State::Held(HoldReason::InterfaceMissing)
+    );
+    assert_eq!(bench.state("younger", "web"), State::Failed(FailReason::Conflict));
+}
+
+#[test]
+fn a_reason_that_changed_over_a_restart_has_its_line() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::LinkGone(5));
+    bench.run();
+    bench.crash();
+    bench.links.insert(7, veth(7, "hfweb", 7));
+    bench.wake();
+    bench.effects.clear();
+    bench.run();
+    let lines: Vec<Happening> = bench.log().into_iter().map(|line| line.what).collect();
+    assert_eq!(lines, [Happening::HoldChanged(HoldReason::IdentityMissing)]);
+}
+
+#[test]
+fn rule_18_an_identity_is_not_deleted_twice_while_the_answer_is_out() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(Event::LinkGone(5));
+    bench.poll();
+    let delete = |op: &Op| matches!(op, Op::DeleteIdentity { .. });
+    let sent = bench.pass(60 * SECOND);
+    assert!(!sent.iter().any(delete), "{:?}", briefs(&sent));
+    bench.answer(delete, refused("EIO"));
+    let sent = bench.pass(60 * SECOND);
+    assert_eq!(sent.iter().filter(|op| delete(op)).count(), 1);
+    bench.run();
 }
