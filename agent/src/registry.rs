@@ -17,8 +17,8 @@ use rand::rngs::SysRng;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use crate::api::hash;
 use crate::datapath::pins::{self, PinError, Pins};
 use crate::datapath::raw::Map;
 use crate::netlink::find;
@@ -169,17 +169,6 @@ pub struct Listed {
     pub kind: Kind,
 }
 
-/// The incarnation that an identity string stands for: the first 16 bytes of its SHA-256.
-#[must_use]
-pub fn incarnation(identity: &str) -> Incarnation {
-    let digest = Sha256::digest(identity.as_bytes());
-    let mut bytes = [0; 16];
-    for (to, from) in bytes.iter_mut().zip(digest.iter()) {
-        *to = *from;
-    }
-    Incarnation(bytes)
-}
-
 /// The pinned map and its lock.
 #[derive(Debug)]
 pub struct Registry {
@@ -262,7 +251,7 @@ impl Registry {
             incarnation: registration
                 .identity
                 .as_deref()
-                .map_or([0; 16], |identity| incarnation(identity).0),
+                .map_or([0; 16], |identity| hash::incarnation(identity).0),
         };
         match self.map.update(&device.ifindex, &row) {
             Ok(()) => {}
@@ -474,17 +463,6 @@ fn take_lock(path: &Path, patience: Duration) -> Result<Held, RegistryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_incarnation_is_the_head_of_sha256() {
-        // printf %s 3f0c6a1e | sha256sum
-        let Incarnation(bytes) = incarnation("3f0c6a1e");
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, HEAD_OF_SHA256);
-        assert_ne!(incarnation("a"), incarnation("b"));
-    }
-
-    const HEAD_OF_SHA256: &str = "923c76800a94fa5055f47a466ec60e35";
 
     #[test]
     fn a_row_of_token_0_is_no_identity() {

@@ -359,21 +359,15 @@ impl Driver {
     fn snapshot(&self) -> Snapshot {
         let now = self.clock.now();
         Snapshot {
-            node: self.who.node.clone(),
-            epoch: self.who.epoch.clone(),
-            now_wall_ms: now.wall_ms,
-            now_boot_ns: now.boot.0,
-            summary: self.engine.view().summary(),
-            policies: self.engine.view().policies().collect(),
             attachments: self.engine.view().attachments().collect(),
             source: self.source.clone(),
             source_age_ns: self.source_activity.map(|at| now.boot.since(at.boot)),
+            ..self.report_snapshot(now)
         }
     }
 
-    /// What the report needs: no intents, no attachments.
-    fn report_snapshot(&self) -> Snapshot {
-        let now = self.clock.now();
+    /// What the report needs: no attachments.
+    fn report_snapshot(&self, now: Now) -> Snapshot {
         Snapshot {
             node: self.who.node.clone(),
             epoch: self.who.epoch.clone(),
@@ -411,11 +405,11 @@ impl Driver {
     }
 
     fn publish_report(&mut self) {
-        let started = self.clock.now().boot;
-        let snapshot = Arc::new(self.report_snapshot());
+        let started = self.clock.now();
+        let snapshot = Arc::new(self.report_snapshot(started));
         self.outputs.report.send_replace(snapshot);
         let now = self.clock.now().boot;
-        self.report.done(now, now.since(started));
+        self.report.done(now, now.since(started.boot));
     }
 
     fn publish_remembered(&mut self) {
