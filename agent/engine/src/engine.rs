@@ -99,6 +99,10 @@ pub struct Engine {
     /// Devices that the kernel denied although they are in the table.
     pub(crate) denied: BTreeMap<Ifindex, Device>,
     asked: BTreeSet<Ifindex>,
+    /// Identities of devices that an operation did not find; the kernel has not said yet whether they are gone.
+    suspects: BTreeMap<Ifindex, (Device, Token)>,
+    /// Identities of devices that are gone: whatever the registry says, they are no other device's.
+    dead: BTreeMap<Ifindex, Token>,
     pub(crate) objects: Objects,
     /// Times that an earlier life knew.
     pub(crate) memory: BTreeMap<(Uid, Uid), Remembered>,
@@ -154,6 +158,8 @@ impl Engine {
             interfaces: Interfaces::default(),
             denied: BTreeMap::new(),
             asked: BTreeSet::new(),
+            suspects: BTreeMap::new(),
+            dead: BTreeMap::new(),
             objects: Objects::default(),
             memory: BTreeMap::new(),
             ports: BTreeMap::new(),
@@ -219,7 +225,7 @@ impl Engine {
             Event::LinkGone(ifindex) => {
                 self.asked.remove(&ifindex);
                 self.denied.remove(&ifindex);
-                self.link_lost(ifindex);
+                self.link_lost(ifindex, true);
             }
             Event::LinkDump(links) => self.link_dump(links),
             Event::Registry(reads) => {
@@ -318,6 +324,11 @@ impl Engine {
 
     fn link_seen(&mut self, link: Link) {
         let ifindex = link.ifindex;
+        if let Some((device, token)) = self.suspects.remove(&ifindex)
+            && device != link.device()
+        {
+            self.identity_died(ifindex, token);
+        }
         if let Some(change) = self.interfaces.present(link) {
             self.link_changed(ifindex, change);
         }
@@ -328,8 +339,11 @@ impl Engine {
         }
     }
 
-    /// A device is gone.
-    pub(crate) fn link_lost(&mut self, ifindex: Ifindex) {
+    /// A device is gone. `sure`: the kernel's links say so, not only an operation that did not find it.
+    pub(crate) fn link_lost(&mut self, ifindex: Ifindex, sure: bool) {
+        if let Some((_, token)) = self.suspects.remove(&ifindex) {
+            self.identity_died(ifindex, token);
+        }
         let dead = self.interfaces.link(ifindex).cloned();
         let Some(change) = self.interfaces.gone(ifindex) else {
             return;
@@ -338,10 +352,29 @@ impl Engine {
             && let Known::Row(row) = &port.known
             && let Some(identity) = crate::gate::of_device(&dead, row.as_ref())
         {
-            // Its identity dies with it, unless somebody else has it by now.
-            self.doomed.insert((ifindex, identity.token));
+            if sure {
+                self.identity_died(ifindex, identity.token);
+            } else {
+                self.suspects.insert(ifindex, (dead.device(), identity.token));
+            }
         }
         self.link_changed(ifindex, change);
+    }
+
+    /// An identity dies with its device, unless somebody else has its row by now.
+    fn identity_died(&mut self, ifindex: Ifindex, token: Token) {
+        self.doomed.insert((ifindex, token));
+        self.dead.insert(ifindex, token);
+    }
+
+    /// The row of an identity that died is gone.
+    pub(crate) fn identity_deleted(&mut self, ifindex: Ifindex) {
+        if self.ports.contains_key(&ifindex) {
+            // A read that is under way may still bring it.
+            self.read(ifindex, true);
+        } else {
+            self.dead.remove(&ifindex);
+        }
     }
 
     fn link_dump(&mut self, links: Vec<Link>) {
@@ -349,10 +382,11 @@ impl Engine {
         let gone: Vec<Ifindex> = self
             .interfaces
             .ifindexes()
+            .chain(self.suspects.keys().copied())
             .filter(|ifindex| !there.contains(ifindex))
             .collect();
         for ifindex in gone {
-            self.link_lost(ifindex);
+            self.link_lost(ifindex, true);
         }
         for link in links {
             self.link_seen(link);
@@ -444,6 +478,16 @@ impl Engine {
     }
 
     fn registry_read(&mut self, ifindex: Ifindex, read: RegistryRead) {
+        let read = match read {
+            RegistryRead::Row(identity) if self.dead.get(&ifindex) == Some(&identity.token) => {
+                RegistryRead::Absent
+            }
+            RegistryRead::Row(_) | RegistryRead::Absent => {
+                self.dead.remove(&ifindex);
+                read
+            }
+            RegistryRead::Failed(_) => read,
+        };
         let Some(port) = self.ports.get_mut(&ifindex) else {
             return;
         };

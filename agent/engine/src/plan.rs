@@ -415,7 +415,10 @@ impl Engine {
                 self.proof_answered(op, policy, attachment, flight.device, flight.sent, result);
             }
             What::DeleteIdentity(ifindex, token) => match result {
-                Ok(_) | Err(OpError::NoDevice) => self.settled_orphan(Orphan::Identity(ifindex, token)),
+                Ok(_) | Err(OpError::NoDevice) => {
+                    self.settled_orphan(Orphan::Identity(ifindex, token));
+                    self.identity_deleted(ifindex);
+                }
                 Err(_) => self.orphaned(Orphan::Identity(ifindex, token)),
             },
             _ => {}
@@ -428,7 +431,7 @@ impl Engine {
         };
         self.dirty.ports.insert(ifindex);
         // A late answer counts only if the device is still the one that it was sent for.
-        let same = flight.device == port.device;
+        let same = port.is_of_this_device(op);
         match (&flight.what, &result) {
             (What::Attach(_), Ok(_)) if same => {
                 port.program.done(op);
@@ -505,7 +508,7 @@ impl Engine {
             }
             (What::Clear { removed, .. }, Ok(OpDone { .. })) => self.say_removed(ifindex, removed),
             (What::Revoke { .. }, Ok(_)) => self.port_goal_met(ifindex, Goal::Unclaimed),
-            (What::Attach(_), Err(OpError::NoDevice)) => self.no_device(flight.device),
+            (What::Attach(_), Err(OpError::NoDevice)) => self.no_device(op, flight.device),
             (What::Attach(ifindex), Err(error)) if same => {
                 let mut trouble = Trouble::of(&error, FailReason::AttachFailed);
                 trouble.message =
@@ -542,14 +545,17 @@ impl Engine {
     }
 
     /// The kernel says that a device is gone: a fact about links, whatever the operation was.
-    pub(crate) fn no_device(&mut self, device: Option<Device>) {
+    pub(crate) fn no_device(&mut self, op: OpId, device: Option<Device>) {
         let Some(device) = device else {
             return;
         };
-        let known = self.interfaces.link(device.ifindex);
-        if known.is_some_and(|link| link.device() == device) {
+        let present = self
+            .ports
+            .get(&device.ifindex)
+            .is_some_and(|port| port.is_of_this_device(op));
+        if present {
             self.denied.insert(device.ifindex, device);
-            self.link_lost(device.ifindex);
+            self.link_lost(device.ifindex, false);
         }
         self.out.asks.insert(device.ifindex);
     }

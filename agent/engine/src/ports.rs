@@ -82,6 +82,8 @@ pub(crate) struct Port {
     pub(crate) revoking: BTreeSet<OpId>,
     /// The last operation (or change of the device) that makes proofs void.
     touched: OpId,
+    /// The last operation before the present device came. Neither number nor MAC tells devices apart.
+    before_device: OpId,
     pub(crate) troubles: BTreeMap<Goal, Trouble>,
     /// Since when link, identity and program are there while the row is closed.
     pub(crate) ready_since: Option<Boot>,
@@ -113,6 +115,7 @@ impl Default for Port {
             covered: 0,
             revoking: BTreeSet::new(),
             touched: OpId(0),
+            before_device: OpId(0),
             troubles: BTreeMap::new(),
             ready_since: None,
             removing: BTreeSet::new(),
@@ -191,6 +194,7 @@ impl Port {
     pub(crate) fn device_changed(&mut self, device: Option<Device>, denied: Option<Device>, last: OpId) {
         let first = self.adopted && self.device.is_none() && !self.stale;
         self.touched = last;
+        self.before_device = last;
         self.ready = None;
         self.ready_since = None;
         self.known = Known::Unread;
@@ -222,6 +226,11 @@ impl Port {
             }
         }
         self.device = device;
+    }
+
+    /// Whether this operation was sent for the present device. An answer about an earlier one says nothing.
+    pub(crate) fn is_of_this_device(&self, op: OpId) -> bool {
+        op > self.before_device
     }
 
     /// What failed may be tried again.
@@ -967,7 +976,12 @@ impl Engine {
                     continue;
                 }
                 // Nobody's, or its new owner has no slot yet: closed first, so that a crash in the middle
-                // leaves a trace, then gone.
+                // leaves a trace, then gone. There is no slot for a new owner as long as entries keep the old
+                // one's in use.
+                let homeless = claim.is_none_or(|index| {
+                    let policy = self.objects.policies.get(&plans[index].policy);
+                    policy.is_some_and(|state| state.slot_trouble.is_some())
+                });
                 if may_deliver {
                     if let Some(entry) = cell.values().iter().flatten().find(|entry| entry.open) {
                         revokes.insert(
@@ -978,7 +992,7 @@ impl Engine {
                             },
                         );
                     }
-                } else if claim.is_none() && !(row_may_be_open && uncovered) && !cell.is(&None) {
+                } else if homeless && !(row_may_be_open && uncovered) && !cell.is(&None) {
                     deletes.push(key);
                 }
                 continue;
@@ -1549,7 +1563,7 @@ impl Engine {
             .and_then(|state| state.port);
         let current = ifindex
             .and_then(|ifindex| self.ports.get(&ifindex))
-            .is_some_and(|port| port.device == device);
+            .is_some_and(|port| port.is_of_this_device(op));
         let took = self.now.boot.since(sent);
         let Some(intent) = self.intent_mut(policy, attachment) else {
             return;
@@ -1570,7 +1584,7 @@ impl Engine {
                 intent.proof_trouble = None;
                 self.out.measured.push((Leg::WrittenToProven, took));
             }
-            Err(OpError::NoDevice) => self.no_device(device),
+            Err(OpError::NoDevice) => self.no_device(op, device),
             Err(error) => {
                 intent.proof_trouble = Some(Trouble::of(&error, FailReason::ProofFailed));
                 intent.vetted = None;
@@ -1627,11 +1641,9 @@ impl Engine {
                 let conflict = lost
                     .as_deref()
                     .or_else(|| claim.and_then(|claim| claim.conflict.as_deref()));
-                let closed_wrong = port.troubles.get(&Goal::RowClosed);
-                let trouble = closed_wrong
+                let trouble = Self::worst_trouble(&port.troubles)
                     .or(full.as_ref())
                     .or_else(|| self.set_trouble(state))
-                    .or_else(|| Self::worst_trouble(&port.troubles))
                     .or(intent.entries_trouble.as_ref())
                     .or_else(|| {
                         intent

@@ -1324,7 +1324,7 @@ impl Engine {
         }
         match result {
             Err(OpError::NoDevice) => {
-                self.no_device(device);
+                self.no_device(op, device);
                 self.slot_answered(slot, None);
             }
             Err(error) => {
