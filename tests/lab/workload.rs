@@ -17,6 +17,9 @@ const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)
 /// How long the kernel may take to let a device send.
 const CARRIER_BUDGET: Duration = Duration::from_secs(5);
 
+/// Of `/proc/net/ipv6_route`: packets to this destination are for this host (`linux/ipv6_route.h`).
+const RTF_LOCAL: u32 = 0x8000_0000;
+
 /// Name of the interface inside.
 const INSIDE: &str = "eth0";
 
@@ -152,6 +155,37 @@ impl Workload {
             let ends = [node.rtnl.device(&self.interface)?, inside.device(INSIDE)?];
             let both = ends.iter().flatten().filter(|end| end.operational).count() == 2;
             Ok(both.then_some(()))
+        })?;
+        self.until_it_can_receive()
+    }
+
+    /// An IPv6 address is shown, and can be bound, before packets to it are taken in: its local route is made later, by a
+    /// work queue (`addrconf_dad_work`), also without duplicate address detection.
+    fn until_it_can_receive(&self) -> anyhow::Result<()> {
+        let addresses = self.addresses.iter().chain(&self.served);
+        let wanted: Vec<String> = addresses
+            .filter_map(|address| match address {
+                IpAddr::V6(address) => Some(format!("{:032x} 80 ", address.to_bits())),
+                IpAddr::V4(_) => None,
+            })
+            .collect();
+        until(CARRIER_BUDGET, format!("{} can receive", self.name), || {
+            let routes = self
+                .space()?
+                .inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/ipv6_route")?))?;
+            let is_local = |line: &str| {
+                let flags = line
+                    .split_whitespace()
+                    .nth(8)
+                    .and_then(|flags| u32::from_str_radix(flags, 16).ok());
+                flags.is_some_and(|flags| flags & RTF_LOCAL != 0)
+            };
+            let all = wanted.iter().all(|address| {
+                routes
+                    .lines()
+                    .any(|line| line.starts_with(address) && is_local(line))
+            });
+            Ok(all.then_some(()))
         })
     }
 
