@@ -60,6 +60,8 @@ pub(crate) struct Dirty {
     /// Interface names whose attachments must be judged.
     pub(crate) names: BTreeSet<String>,
     pub(crate) policies: BTreeSet<PolicyId>,
+    /// Policies that are planned once more after the interfaces.
+    pub(crate) late: BTreeSet<PolicyId>,
     pub(crate) slots: BTreeSet<SlotId>,
     pub(crate) ports: BTreeSet<Ifindex>,
     /// Attachments without a device.
@@ -720,6 +722,8 @@ impl Engine {
                 self.plan_port(ifindex);
             } else if let Some(attachment) = self.dirty.loose.pop_first() {
                 self.judge_loose(attachment);
+            } else if let Some(policy) = self.dirty.late.pop_first() {
+                self.plan_policy(policy);
             } else {
                 break;
             }

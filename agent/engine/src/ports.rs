@@ -1785,6 +1785,10 @@ impl Engine {
                         state.removing.saturating_sub(1)
                     };
                     self.dirty.touched.extend(state.owner);
+                    if state.removing == 0 {
+                        // Its policy may let held consumers pass now.
+                        self.dirty.policies.extend(state.owner);
+                    }
                 }
             }
         }

@@ -798,6 +798,10 @@ impl Engine {
             .spec
             .as_ref()
             .is_some_and(|spec| spec.while_held == WhileHeld::Pass);
+        let pass = pass && (value.pass_while_held || self.may_pass(id, slot));
+        let Some(state) = self.objects.policies.get(&id) else {
+            return;
+        };
         let described = value.pass_while_held == pass
             && value.waiting_since == state.waiting_since
             && value.uid == slot_state.uid
@@ -812,6 +816,22 @@ impl Engine {
             let selected = value.selected;
             self.write_selector(id, slot, selected, None, false);
         }
+    }
+
+    /// Whether this slot may let packets of held consumers pass: not while entries still lead to it that are
+    /// somebody else's by now, whose policy may say Drop.
+    fn may_pass(&self, id: PolicyId, slot: SlotId) -> bool {
+        let planned = self
+            .objects
+            .policies
+            .get(&id)
+            .is_some_and(|state| state.face.as_ref().is_some_and(|face| face.spec == state.spec));
+        let Some(ports) = self.slot_ports.get(&slot) else {
+            return true;
+        };
+        planned
+            && ports.iter().all(|ifindex| !self.dirty.ports.contains(ifindex))
+            && self.slots.get(&slot).is_some_and(|state| state.removing == 0)
     }
 
     fn resend_selector(&mut self, id: PolicyId, slot: SlotId) {
@@ -1061,6 +1081,7 @@ impl Engine {
                     building.stage = Stage::Proving(op);
                 }
             }
+            Stage::Proven if slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) => {}
             Stage::Proven => {
                 let set = building.set.clone();
                 let selected = set.selected;
@@ -1164,6 +1185,7 @@ impl Engine {
         moves: bool,
     ) {
         let wall_ms = self.now.wall_ms;
+        let may_pass = self.may_pass(id, slot);
         let (Some(state), Some(slot_state)) = (self.objects.policies.get(&id), self.slots.get_mut(&slot))
         else {
             return;
@@ -1189,7 +1211,8 @@ impl Engine {
             pass_while_held: state
                 .spec
                 .as_ref()
-                .is_some_and(|spec| spec.while_held == WhileHeld::Pass),
+                .is_some_and(|spec| spec.while_held == WhileHeld::Pass)
+                && (may_pass || matches!(slot_state.cell.sure(), Some(Some(value)) if value.pass_while_held)),
             served_generation: served.generation,
             served_since_ms: served.since_ms,
             waiting_since: state.waiting_since,
@@ -1561,6 +1584,10 @@ impl Engine {
         let Some(state) = self.objects.policies.get(&id) else {
             return;
         };
+        if state.face.as_ref().is_none_or(|face| face.spec != state.spec) {
+            // Once its interfaces are planned by the new content, it may let held consumers pass.
+            self.dirty.late.insert(id);
+        }
         let slot = state.slot.and_then(|slot| self.slots.get(&slot));
         let face = Face {
             slot: state.slot,

@@ -981,6 +981,11 @@ fn rule_17_since_and_held_since() {
     // An edit that changes nothing here.
     bench.give(objects(vec![edit(&policy("dns", "web", "dns", &[1]), |_| {})]));
     assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
+    bench.give(Event::Link(Link {
+        mtu: 1400,
+        ..veth(5, "hfweb", 5)
+    }));
+    assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
     assert_eq!(bench.intents("dns")[0].since, programmed);
     assert_eq!(bench.policy("dns").proven, 2, "and it is acked");
     bench.give(Event::LinkGone(5));
@@ -2013,11 +2018,16 @@ fn rule_7_an_intent_without_producers_keeps_no_other_closed() {
 #[test]
 fn rule_10_an_older_policy_without_producers_claims_closed() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
-    bench.give(objects(vec![ObjectChange::Policy(Policy {
+    let older = Policy {
         created_ms: 1,
-        ..policy("older", "web", "nobody", &[1])
-    })]));
+        ..policy("older", "web", "nobody", &[3])
+    };
+    bench.give(objects(vec![ObjectChange::Policy(older.clone())]));
     bench.run();
+    bench.give(objects(vec![edit(&older, |spec| {
+        spec.destinations.insert(service(1));
+    })]));
+    assert_eq!(bench.rounds(), [["entries 5 1->1:closed"], ["row 5 105 epoch 1"]]);
     assert_eq!(
         bench.state("older", "web"),
         State::Held(HoldReason::NoReadyProducer)
@@ -2083,8 +2093,13 @@ fn rule_25_a_set_that_is_disproved_is_never_selected() {
     let view = bench.policy("dns");
     assert_eq!(view.state, State::Failed(FailReason::ProofFailed));
     assert_eq!(view.message.as_deref(), Some("slot 1 leads nowhere"));
-    bench.pass(SECOND);
-    bench.run();
+    let mut sent = bench.pass(SECOND);
+    sent.extend(bench.run());
+    assert!(
+        sent.iter().any(|op| matches!(op, Op::ProveSet { .. })),
+        "{:?}",
+        briefs(&sent)
+    );
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
 
@@ -2098,4 +2113,47 @@ fn rule_25_the_program_comes_after_the_claims() {
     bench.answer(|op| matches!(op, Op::WriteRow { .. }), Ok(OpDone { writes: 1 }));
     assert_eq!(bench.poll(), [], "a packet would take the default path");
     assert_eq!(briefs(&bench.yes()), ["attach 7"]);
+    // The slot is not there yet: neither are the claims.
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.give(Event::Link(veth(7, "hfweb", 7)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+    ]));
+    assert_eq!(
+        briefs(&bench.poll()),
+        ["row 7 closed epoch 0", "policy 0 -> 0+0g0 serving 1"]
+    );
+    bench.answer(|op| matches!(op, Op::WriteRow { .. }), Ok(OpDone { writes: 1 }));
+    assert_eq!(bench.poll(), []);
+}
+
+#[test]
+fn a_slot_lets_nobody_pass_before_what_is_somebody_elses_has_left_it() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let younger = Policy {
+        created_ms: 9_000,
+        ..policy("younger", "web", "nobody", &[2])
+    };
+    bench.give(objects(vec![ObjectChange::Policy(younger.clone())]));
+    bench.run();
+    // The older policy takes destination 2 while the younger one, which gives it up, turns to Pass.
+    bench.give(objects(vec![
+        edit(&policy("dns", "web", "dns", &[1]), |spec| {
+            spec.destinations.insert(service(2));
+        }),
+        edit(&younger, |spec| {
+            spec.destinations = [service(3)].into();
+            spec.while_held = WhileHeld::Pass;
+        }),
+    ]));
+    let rounds = bench.rounds();
+    let passes = rounds
+        .iter()
+        .position(|round| round.iter().any(|line| line.ends_with("pass")));
+    let leaves = rounds
+        .iter()
+        .position(|round| round.iter().any(|line| line.contains("2->0:closed")));
+    assert!(leaves < passes, "{rounds:#?}");
+    assert!(bench.kernel.pins.policies[&1].pass_while_held);
 }
