@@ -641,21 +641,25 @@ impl Engine {
             .take_while(|(rank, _, _)| *rank < crate::intent::rank(State::Pending))
             .map(|(_, _, attachment)| *attachment)
             .collect();
+        // Only what failed is planned again: what is merely held costs a look.
+        let mut failed = Vec::new();
         for attachment in &worst {
-            if let Some(intent) = state.intents.get_mut(attachment) {
-                intent.unblock();
+            if let Some(intent) = state.intents.get_mut(attachment)
+                && intent.unblock()
+            {
+                failed.push(*attachment);
             }
         }
-        if let Some(trouble) = &mut state.slot_trouble {
+        let trouble = state
+            .slot
+            .and_then(|slot| self.slots.get_mut(&slot)?.trouble.as_mut());
+        for trouble in [state.slot_trouble.as_mut(), trouble].into_iter().flatten() {
             trouble.blocked = false;
+            self.dirty.policies.insert(id);
         }
-        let slot = state.slot;
         let others: Vec<AttachmentId> = state.producers.difference(&state.ready).copied().collect();
-        if let Some(trouble) = slot
-            .and_then(|slot| self.slots.get_mut(&slot))
-            .and_then(|slot| slot.trouble.as_mut())
-        {
-            trouble.blocked = false;
+        for attachment in failed {
+            self.dirty_attachment(attachment);
         }
         for attachment in worst.into_iter().chain(others) {
             let Some(ifindex) = self.objects.attachments.get(&attachment).and_then(|a| a.port) else {
@@ -666,14 +670,12 @@ impl Engine {
             };
             if !port.troubles.is_empty() {
                 port.unblock();
+                self.dirty.ports.insert(ifindex);
             }
             if port.hangs_on_identity && port.read.out.is_none() {
                 self.read(ifindex, false);
             }
-            self.dirty.ports.insert(ifindex);
         }
-        self.dirty.policies.insert(id);
-        self.dirty.touched.insert(id);
         self.timer(Timer::Recheck(id), Some(recheck.due()));
     }
 

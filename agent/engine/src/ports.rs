@@ -334,15 +334,18 @@ impl Port {
 }
 
 impl Intent {
-    /// What failed may be tried again.
-    pub(crate) fn unblock(&mut self) {
+    /// What failed may be tried again. Says whether anything had.
+    pub(crate) fn unblock(&mut self) -> bool {
         self.fallback = 0;
+        let mut any = false;
         for trouble in [&mut self.entries_trouble, &mut self.proof_trouble]
             .into_iter()
             .flatten()
         {
             trouble.blocked = false;
+            any = true;
         }
+        any
     }
 }
 

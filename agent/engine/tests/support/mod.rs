@@ -334,6 +334,20 @@ impl Bench {
         }
     }
 
+    /// A bench that has started over nothing, with maps of this size.
+    pub fn started_with(capacity: Capacity) -> Self {
+        let mut bench = Self::new(ALL_FEATURES);
+        bench.engine = Engine::new(Config {
+            capacity,
+            ..config(ALL_FEATURES)
+        });
+        bench.give(Event::Adopted(Box::default()));
+        bench.give(Event::LinkDump(Vec::new()));
+        bench.give(Event::SourceComplete);
+        bench.poll();
+        bench
+    }
+
     /// A bench whose start barrier has passed over nothing.
     pub fn started(features: Features) -> Self {
         let mut bench = Self::new(features);
