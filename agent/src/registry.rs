@@ -270,12 +270,13 @@ impl Registry {
                 token,
                 replaced: replaced.and_then(|row| Token::new(row.token)),
             }),
-            _ => {
+            Ok(_) | Err(RegistryError::NoInterface { .. }) => {
                 self.map
                     .delete(&device.ifindex)
                     .map_err(system("removing the row of an interface that has gone"))?;
                 Err(RegistryError::NoInterface { name: name.clone() })
             }
+            Err(error) => Err(error),
         }
     }
 

@@ -31,8 +31,7 @@ pub(super) fn read(maps: &Maps, attached: BTreeSet<Ifindex>) -> Result<(Adoption
         }
     }
     for (key, value) in maps.sources.dump().map_err(failed(pin::SOURCES))? {
-        let sources = known.sources.entry(key.ifindex).or_default();
-        sources.insert((key.family, key.address));
+        known.add_source(&key);
         match convert::address_of(key.family, key.address) {
             Some(address) if value == key.check() => {
                 adoption.sources.entry(key.ifindex).or_default().insert(address);

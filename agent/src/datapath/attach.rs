@@ -5,6 +5,7 @@
 //! lives by its pin: dropping what is held here detaches nothing.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -99,6 +100,24 @@ pub(super) enum Pinned {
         /// Why, for people.
         why: String,
     },
+}
+
+/// The links of an earlier life.
+#[derive(Debug, Default)]
+pub(super) struct Recovered {
+    /// Devices of this namespace that have our program.
+    pub(super) attached: BTreeSet<Ifindex>,
+    /// Some of them may hold another program of ours still.
+    pub(super) left_behind: bool,
+}
+
+impl Recovered {
+    /// No news of a link: it is taken for what it was.
+    fn leave(&mut self, ifindex: Ifindex, error: &dyn Display) {
+        tracing::warn!(ifindex, %error, "a link cannot be given the program: it stays as it is");
+        self.attached.insert(ifindex);
+        self.left_behind = true;
+    }
 }
 
 /// The directory of links.
@@ -241,45 +260,43 @@ impl Links {
         Ok(1)
     }
 
-    /// The devices that have our program, and makes `program` that of all of them. Defunct links are removed.
-    pub(super) fn recover(&self, program: &Program) -> Result<BTreeSet<Ifindex>, DatapathError> {
-        let mut attached = BTreeSet::new();
+    /// Finds the devices that have our program, and makes `program` that of all of them. Defunct links are removed.
+    ///
+    /// One link that cannot be looked at or given the program keeps nobody from serving: it stays as it is.
+    pub(super) fn recover(&self, program: &Program) -> Result<Recovered, PinError> {
+        let mut recovered = Recovered::default();
         for name in self.pins.link_names()? {
             let path = self.pins.links().join(&name);
             let Some(ifindex) = canonical(&name) else {
                 tracing::warn!(pin = %path.display(), "not ours among the links: left alone");
                 continue;
             };
-            match self.look(ifindex)? {
-                Pinned::Absent => {}
-                Pinned::Defunct { link, why } => self.remove_defunct(ifindex, link, &why)?,
-                Pinned::Live { link, info, .. } => {
-                    if info.prog_id != program.info.id {
-                        match raw::link_update(link.as_fd(), program.fd.as_fd()) {
-                            Ok(()) => tracing::info!(
-                                ifindex,
-                                old = info.prog_id,
-                                new = program.info.id,
-                                "replaced the program of a link in its place"
-                            ),
-                            // The device went between the look and the update.
-                            Err(Errno::NOLINK) => {
-                                pins::unpin(&path)?;
-                                continue;
-                            }
-                            Err(errno) => {
-                                return Err(PinError::bpf("replacing the program of", &path)(errno).into());
-                            }
-                        }
+            match self.look(ifindex) {
+                Ok(Pinned::Absent) => {}
+                Ok(Pinned::Defunct { link, why }) => self.remove_defunct(ifindex, link, &why)?,
+                Ok(Pinned::Live { link, info, .. }) => {
+                    if info.prog_id == program.info.id {
+                        recovered.attached.insert(ifindex);
+                        continue;
                     }
-                    attached.insert(ifindex);
+                    match raw::link_update(link.as_fd(), program.fd.as_fd()) {
+                        Ok(()) => {
+                            let (old, new) = (info.prog_id, program.info.id);
+                            tracing::info!(ifindex, old, new, "replaced the program of a link in its place");
+                            recovered.attached.insert(ifindex);
+                        }
+                        // The device went between the look and the update.
+                        Err(Errno::NOLINK) => drop(pins::unpin(&path)?),
+                        Err(errno) => recovered.leave(ifindex, &errno),
+                    }
                 }
+                Err(error) => recovered.leave(ifindex, &error),
             }
         }
-        Ok(attached)
+        Ok(recovered)
     }
 
-    /// Unpins every program but these; those that a link still holds go with it.
+    /// Unpins every program but this one: no link leads to another.
     pub(super) fn unpin_programs_but(&self, keep: u32) -> Result<(), PinError> {
         for id in self.pins.programs()? {
             if id != keep {

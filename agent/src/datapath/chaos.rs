@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use holdfast_ebpf::abi::pin;
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpDone, OpError, OpResult, RegistryRead};
 use rustix::io::Errno;
 
@@ -408,12 +409,24 @@ fn panic_on_purpose() -> ! {
     panic!("on purpose")
 }
 
+/// The map that an operation writes to.
+const fn map_of(op: &Op) -> &'static str {
+    match op {
+        Op::WriteSources { .. } => pin::SOURCES,
+        Op::WriteEntries { .. } | Op::DeleteEntries { .. } => pin::SERVICES,
+        Op::WriteBackends { .. } => pin::BACKENDS,
+        Op::WriteSlots { .. } => pin::SLOTS,
+        Op::WritePolicy { .. } => pin::POLICIES,
+        _ => pin::CONSUMERS,
+    }
+}
+
 /// As the kernel would say it.
 fn failure(op: &Op, errno: Errno) -> OpError {
     match errno {
         Errno::NODEV => OpError::NoDevice,
         Errno::TOOBIG | Errno::NOSPC => OpError::Full {
-            map: format!("{:?}", Target::of(op).0).to_lowercase(),
+            map: map_of(op).to_owned(),
             need: 1,
             have: 0,
         },

@@ -138,10 +138,12 @@ impl Kernel {
                 program
             }
         };
-        let attached = links.recover(&program)?;
-        // Only now does no link lead to another program any more.
-        links.unpin_programs_but(program.info.id)?;
-        let (_, known) = adopt::read(&maps, attached)?;
+        let recovered = links.recover(&program)?;
+        if !recovered.left_behind {
+            // Only now does no link lead to another program any more.
+            links.unpin_programs_but(program.info.id)?;
+        }
+        let (_, known) = adopt::read(&maps, recovered.attached)?;
 
         maps.control.store(control::DEBUG, 0);
         maps.control.store(
@@ -336,8 +338,8 @@ impl Datapath for Kernel {
     }
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {
-        let attached = self.links.recover(&self.program)?;
-        let (adoption, known) = adopt::read(&self.maps, attached)?;
+        let recovered = self.links.recover(&self.program)?;
+        let (adoption, known) = adopt::read(&self.maps, recovered.attached)?;
         *self.known() = known;
         Ok(adoption)
     }

@@ -37,7 +37,6 @@ mod cmd {
     pub(super) const PROG_QUERY: libc::c_int = 16;
     pub(super) const BTF_LOAD: libc::c_int = 18;
     pub(super) const MAP_LOOKUP_BATCH: libc::c_int = 24;
-    pub(super) const MAP_UPDATE_BATCH: libc::c_int = 26;
     pub(super) const LINK_CREATE: libc::c_int = 28;
     pub(super) const LINK_UPDATE: libc::c_int = 29;
 }
@@ -422,29 +421,6 @@ impl<K: Plain, V: Plain> Map<K, V> {
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno),
         }
-    }
-
-    /// Writes many elements in few system calls. On an error, those before it are written.
-    ///
-    /// # Errors
-    /// As bpf(2), with the number of elements that were written.
-    pub fn update_many(&self, elements: &[(K, V)]) -> Result<(), (usize, Errno)> {
-        let keys: Vec<K> = elements.iter().map(|(key, _)| *key).collect();
-        let values: Vec<V> = elements.iter().map(|(_, value)| *value).collect();
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let mut attr = BatchAttr {
-            keys: pointer(keys.as_ptr()),
-            values: pointer(values.as_ptr()),
-            count: u32::try_from(keys.len()).map_err(|_| (0, Errno::TOOBIG))?,
-            map_fd: fd(self.as_fd()),
-            ..BatchAttr::default()
-        };
-        // The kernel sets `count` to the number that was done, also on an error (generic_map_update_batch).
-        bpf(cmd::MAP_UPDATE_BATCH, &mut attr)
-            .map(drop)
-            .map_err(|errno| (attr.count as usize, errno))
     }
 
     /// All elements (all indexes of an array). What others write meanwhile may or may not be among them.

@@ -19,86 +19,85 @@ use super::convert;
 use super::maps::Maps;
 use super::raw::{Map, Plain};
 
-/// Keys that are in the maps, by interface; and how many elements of each map are in use.
+/// Which keys there are.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) rows: BTreeSet<Ifindex>,
-    /// Destination addresses that are claimed, with the protocols and ports of each.
-    pub(super) services: BTreeMap<Ifindex, BTreeMap<Claimed, BTreeSet<(u8, u16)>>>,
-    pub(super) sources: BTreeMap<Ifindex, BTreeSet<Claimed>>,
+    /// Routes, and the claim of each address that has any.
+    services: BTreeSet<Service>,
+    sources: BTreeSet<Source>,
     pub(super) policies: BTreeSet<SlotId>,
     pub(super) backends: BTreeSet<BackendId>,
 }
 
-/// Family and address of a key.
-pub(super) type Claimed = (u8, abi::Address);
+/// A key of `services` in an order that keeps an interface, and in it an address, together: its claim first.
+type Service = (Ifindex, u8, abi::Address, u8, u16);
+
+/// A key of `sources`: interface, family, address.
+type Source = (Ifindex, u8, abi::Address);
+
+const fn service(key: &abi::ServiceKey) -> Service {
+    (key.ifindex, key.family, key.address, key.protocol, key.port)
+}
+
+const fn source(key: &abi::SourceKey) -> Source {
+    (key.ifindex, key.family, key.address)
+}
 
 impl Known {
     /// Elements of `services`: routes and claims.
     pub(super) fn services_len(&self) -> u64 {
-        self.services
-            .values()
-            .flat_map(BTreeMap::values)
-            .map(|ports| 1 + ports.len() as u64)
-            .sum()
+        self.services.len() as u64
     }
 
     pub(super) fn sources_len(&self) -> u64 {
-        self.sources.values().map(|sources| sources.len() as u64).sum()
+        self.sources.len() as u64
     }
 
     pub(super) fn add_service(&mut self, key: &abi::ServiceKey) {
-        let ports = self
-            .services
-            .entry(key.ifindex)
-            .or_default()
-            .entry((key.family, key.address))
-            .or_default();
-        if !convert::is_claim(key) {
-            ports.insert((key.protocol, key.port));
-        }
+        self.services.insert(service(key));
     }
 
-    fn remove_route(&mut self, key: &abi::ServiceKey) {
-        if let Some(ports) = self
-            .services
-            .get_mut(&key.ifindex)
-            .and_then(|addresses| addresses.get_mut(&(key.family, key.address)))
-        {
-            ports.remove(&(key.protocol, key.port));
-        }
+    pub(super) fn add_source(&mut self, key: &abi::SourceKey) {
+        self.sources.insert(source(key));
     }
 
-    /// Whether an address is claimed without a route, and so no longer has to be.
-    fn is_bare_claim(&self, key: &abi::ServiceKey) -> bool {
+    /// Whether some route of the key's address is there.
+    fn has_routes(&self, key: &abi::ServiceKey) -> bool {
+        let first = (key.ifindex, key.family, key.address, 0, 0);
+        let last = (key.ifindex, key.family, key.address, u8::MAX, u16::MAX);
         self.services
-            .get(&key.ifindex)
-            .and_then(|addresses| addresses.get(&(key.family, key.address)))
-            .is_some_and(BTreeSet::is_empty)
-    }
-
-    fn remove_claim(&mut self, key: &abi::ServiceKey) {
-        if let Some(addresses) = self.services.get_mut(&key.ifindex) {
-            addresses.remove(&(key.family, key.address));
-            if addresses.is_empty() {
-                self.services.remove(&key.ifindex);
-            }
-        }
+            .range(first..=last)
+            .any(|&(.., protocol, port)| (protocol, port) != (0, 0))
     }
 
     /// Every key of `services` that an interface has: routes before the claim of their address.
-    fn service_keys(&self, ifindex: Ifindex) -> Vec<abi::ServiceKey> {
-        let mut keys = Vec::new();
-        for (&(family, address), ports) in self.services.get(&ifindex).into_iter().flatten() {
-            let claim = abi::ServiceKey::claim(ifindex, family, address);
-            keys.extend(ports.iter().map(|&(protocol, port)| abi::ServiceKey {
-                protocol,
+    fn services_of(&self, ifindex: Ifindex) -> Vec<abi::ServiceKey> {
+        let first = (ifindex, 0, [0; 16], 0, 0);
+        let last = (ifindex, u8::MAX, [u8::MAX; 16], u8::MAX, u16::MAX);
+        self.services
+            .range(first..=last)
+            .rev()
+            .map(|&(ifindex, family, address, protocol, port)| abi::ServiceKey {
+                ifindex,
                 port,
-                ..claim
-            }));
-            keys.push(claim);
-        }
-        keys
+                protocol,
+                family,
+                address,
+            })
+            .collect()
+    }
+
+    fn sources_of(&self, ifindex: Ifindex) -> Vec<abi::SourceKey> {
+        self.sources
+            .range((ifindex, 0, [0; 16])..=(ifindex, u8::MAX, [u8::MAX; 16]))
+            .map(|&(ifindex, family, address)| abi::SourceKey {
+                ifindex,
+                family,
+                pad: [0; 3],
+                address,
+            })
+            .collect()
     }
 }
 
@@ -236,8 +235,7 @@ impl Writer<'_> {
                     let need = self.known.sources_len() + 1;
                     full_or_refused(pin::SOURCES, need, maps.sources.info().shape.max_entries, errno)
                 })?;
-            let known = self.known.sources.entry(ifindex).or_default();
-            known.insert((key.family, key.address));
+            self.known.add_source(&key);
         }
         for &source in delete.difference(add) {
             self.delete_source(&convert::source_key(ifindex, source))?;
@@ -247,12 +245,7 @@ impl Writer<'_> {
 
     fn delete_source(&mut self, key: &abi::SourceKey) -> Result<(), OpError> {
         self.take(pin::SOURCES, &self.maps.sources, key)?;
-        if let Some(known) = self.known.sources.get_mut(&key.ifindex) {
-            known.remove(&(key.family, key.address));
-            if known.is_empty() {
-                self.known.sources.remove(&key.ifindex);
-            }
-        }
+        self.known.sources.remove(&source(key));
         Ok(())
     }
 
@@ -295,16 +288,12 @@ impl Writer<'_> {
 
     /// Elements that `entries` need beyond those that are there.
     fn missing(&self, ifindex: Ifindex, entries: &BTreeMap<ServiceKey, Entry>) -> u64 {
-        let mut wanted: BTreeSet<(Claimed, u8, u16)> = BTreeSet::new();
-        for key in entries.keys() {
-            let key = convert::service_key(ifindex, key);
-            wanted.insert(((key.family, key.address), 0, 0));
-            wanted.insert(((key.family, key.address), key.protocol, key.port));
-        }
-        for key in self.known.service_keys(ifindex) {
-            wanted.remove(&((key.family, key.address), key.protocol, key.port));
-        }
-        wanted.len() as u64
+        let wanted: BTreeSet<Service> = entries
+            .keys()
+            .map(|key| convert::service_key(ifindex, key))
+            .flat_map(|key| [service(&convert::claim_key(&key)), service(&key)])
+            .collect();
+        wanted.difference(&self.known.services).count() as u64
     }
 
     /// Back to what was there, last first. What cannot be taken back stays known, so that it is cleared later.
@@ -317,11 +306,7 @@ impl Writer<'_> {
             match (undone, before) {
                 (Ok(()), None) => {
                     self.tally.deleted(pin::SERVICES);
-                    if convert::is_claim(key) {
-                        self.known.remove_claim(key);
-                    } else {
-                        self.known.remove_route(key);
-                    }
+                    self.known.services.remove(&service(key));
                 }
                 (Ok(()), Some(_)) => self.tally.updated(pin::SERVICES),
                 (Err(errno), _) => {
@@ -340,59 +325,39 @@ impl Writer<'_> {
         for key in keys {
             let key = convert::service_key(ifindex, key);
             // One that fails does not keep the others.
-            let deleted = self.delete_route(&key);
+            let deleted = self.delete_service(&key);
             outcome = outcome.and(deleted);
         }
         outcome
     }
 
-    fn delete_route(&mut self, key: &abi::ServiceKey) -> Result<(), OpError> {
-        self.take(pin::SERVICES, &self.maps.services, key)?;
-        self.known.remove_route(key);
-        if self.known.is_bare_claim(key) {
-            let claim = convert::claim_key(key);
+    /// Deletes a route, and the claim of its address with the last one; or a claim that has no route.
+    fn delete_service(&mut self, key: &abi::ServiceKey) -> Result<(), OpError> {
+        let claim = convert::claim_key(key);
+        if !convert::is_claim(key) {
+            self.take(pin::SERVICES, &self.maps.services, key)?;
+            self.known.services.remove(&service(key));
+        }
+        if self.known.services.contains(&service(&claim)) && !self.known.has_routes(key) {
             self.take(pin::SERVICES, &self.maps.services, &claim)?;
-            self.known.remove_claim(&claim);
+            self.known.services.remove(&service(&claim));
         }
         Ok(())
     }
 
-    /// Everything that is keyed by an interface: entries, sources, row.
+    /// Everything that is keyed by an interface: entries, sources, row. One that fails does not keep the others.
     pub(super) fn clear(&mut self, ifindex: Ifindex) -> Result<(), OpError> {
         let mut outcome = Ok(());
-        for key in self.known.service_keys(ifindex) {
-            let deleted = if convert::is_claim(&key) {
-                self.delete_bare_claim(&key)
-            } else {
-                self.delete_route(&key)
-            };
+        for key in self.known.services_of(ifindex) {
+            let deleted = self.delete_service(&key);
             outcome = outcome.and(deleted);
         }
-        let sources: Vec<Claimed> = self
-            .known
-            .sources
-            .get(&ifindex)
-            .map(|sources| sources.iter().copied().collect())
-            .unwrap_or_default();
-        for (family, address) in sources {
-            let deleted = self.delete_source(&abi::SourceKey {
-                ifindex,
-                family,
-                pad: [0; 3],
-                address,
-            });
+        for key in self.known.sources_of(ifindex) {
+            let deleted = self.delete_source(&key);
             outcome = outcome.and(deleted);
         }
-        outcome.and(self.delete_row(ifindex))
-    }
-
-    /// A claim goes with the last route of its address; this one never had one.
-    fn delete_bare_claim(&mut self, claim: &abi::ServiceKey) -> Result<(), OpError> {
-        if self.known.is_bare_claim(claim) {
-            self.take(pin::SERVICES, &self.maps.services, claim)?;
-            self.known.remove_claim(claim);
-        }
-        Ok(())
+        let deleted = self.delete_row(ifindex);
+        outcome.and(deleted)
     }
 
     pub(super) fn write_backends(
@@ -483,27 +448,33 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_claimed_once_whatever_its_ports() {
+    fn an_address_has_routes_until_the_last_is_gone() {
         let mut known = Known::default();
-        known.add_service(&key(7, 10, 53));
-        known.add_service(&key(7, 10, 80));
-        known.add_service(&key(7, 11, 53));
+        for key in [key(7, 10, 53), key(7, 10, 80), key(7, 11, 53)] {
+            known.add_service(&convert::claim_key(&key));
+            known.add_service(&key);
+        }
         assert_eq!(known.services_len(), 5);
-        known.remove_route(&key(7, 10, 53));
-        assert!(!known.is_bare_claim(&key(7, 10, 53)));
-        known.remove_route(&key(7, 10, 80));
-        assert!(known.is_bare_claim(&key(7, 10, 53)));
-        known.remove_claim(&key(7, 10, 53));
-        assert_eq!(known.services_len(), 2);
+        known.services.remove(&service(&key(7, 10, 53)));
+        assert!(known.has_routes(&key(7, 10, 53)));
+        known.services.remove(&service(&key(7, 10, 80)));
+        assert!(!known.has_routes(&key(7, 10, 53)));
+        assert!(known.has_routes(&key(7, 11, 53)));
     }
 
     #[test]
     fn the_keys_of_an_interface_are_its_own_and_claims_come_last() {
         let mut known = Known::default();
-        known.add_service(&key(7, 10, 53));
-        known.add_service(&key(8, 10, 53));
-        let keys = known.service_keys(7);
+        for ifindex in [6, 7, 8] {
+            let key = key(ifindex, 10, 53);
+            known.add_service(&convert::claim_key(&key));
+            known.add_service(&key);
+            known.add_source(&convert::source_key(ifindex, IpAddr::from([10, 0, 0, 1])));
+        }
+        let keys = known.services_of(7);
         assert_eq!(keys, [key(7, 10, 53), convert::claim_key(&key(7, 10, 53))]);
+        assert_eq!(known.sources_of(7).len(), 1);
+        assert_eq!(known.services_of(9), []);
     }
 
     #[test]
