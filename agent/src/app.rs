@@ -152,6 +152,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         state_dir: settings.state_dir.clone(),
     })?;
     let lock = AgentLock::take(&settings.bpffs_dir)?;
+    // Links are subscribed to before the pins are read: a device that dies in between is told of.
+    let monitor = Monitor::start(netlink::Options::default())?;
     let clock: Arc<dyn Clock> = Arc::new(System);
     let boot_id = memory::boot_id()?;
     let remembered = memory::load(&settings.state_dir, &boot_id).unwrap_or_else(|error| {
@@ -185,8 +187,6 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         hashes: hash::hashes(),
     });
 
-    // Links are subscribed to before the source is read: what an object names is then already watched.
-    let monitor = Monitor::start(netlink::Options::default())?;
     let (wake_sender, wake_receiver) = mpsc::channel(QUEUE);
     let loops = LoopErrors::default();
     loops.watch("wakes", wakes.run(wake_sender));
