@@ -652,6 +652,8 @@ impl Engine {
                 self.empty(ifindex, port);
             }
         } else {
+            // A clear that failed was for an earlier wish: what it left unknown is written anew.
+            port.troubles.remove(&Goal::Cleared);
             self.trace(port, claims);
             let plans = self.plans(ifindex, port, claims);
             let target = self.target(port, claims);
