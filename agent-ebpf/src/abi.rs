@@ -18,6 +18,10 @@ pub mod pin {
     pub const SOURCES: &str = "sources";
     /// Route entries for one address, protocol and port.
     pub const SERVICES: &str = "services";
+    /// Route entries for prefixes.
+    pub const PREFIXES: &str = "prefixes";
+    /// The node's own addresses.
+    pub const LOCALS: &str = "locals";
     /// Policy slots by policy id.
     pub const POLICIES: &str = "policies";
     /// Backend ids by slot.
@@ -56,6 +60,10 @@ pub mod capacity {
     pub const SOURCES: u32 = 65_536;
     /// Route entries.
     pub const SERVICES: u32 = 131_072;
+    /// Route entries for prefixes. (The kernel takes memory for those that are there only.)
+    pub const PREFIXES: u32 = 65_536;
+    /// The node's own addresses.
+    pub const LOCALS: u32 = 4_096;
     /// Policy slots.
     pub const POLICIES: u32 = 16_384;
     /// The arena of slots: at most 2^24, the width of a selector's base.
@@ -104,8 +112,12 @@ impl MapLayout {
     pub const PER_CPU_ARRAY: u32 = 6;
     /// `BPF_MAP_TYPE_LRU_HASH`.
     pub const LRU_HASH: u32 = 9;
+    /// `BPF_MAP_TYPE_LPM_TRIE`.
+    pub const LPM_TRIE: u32 = 11;
     /// `BPF_MAP_TYPE_RINGBUF`.
     pub const RING_BUFFER: u32 = 27;
+    /// `BPF_F_NO_PREALLOC`: the kernel demands it of a trie.
+    pub const NO_PREALLOC: u32 = 1;
     /// `BPF_F_MMAPABLE`.
     pub const MMAPABLE: u32 = 1 << 10;
 
@@ -127,13 +139,15 @@ impl MapLayout {
 }
 
 /// All maps of the object.
-pub const MAPS: [MapLayout; 16] = {
+pub const MAPS: [MapLayout; 18] = {
     use MapLayout as M;
     [
         M::new::<u32, RegistryRow>(pin::REGISTRY, M::HASH, capacity::REGISTRY, 0),
         M::new::<u32, ConsumerRow>(pin::CONSUMERS, M::HASH, capacity::CONSUMERS, 0),
         M::new::<SourceKey, u64>(pin::SOURCES, M::HASH, capacity::SOURCES, 0),
         M::new::<ServiceKey, RouteEntry>(pin::SERVICES, M::HASH, capacity::SERVICES, 0),
+        M::new::<PrefixKey, PrefixEntry>(pin::PREFIXES, M::LPM_TRIE, capacity::PREFIXES, M::NO_PREALLOC),
+        M::new::<LocalKey, u64>(pin::LOCALS, M::HASH, capacity::LOCALS, 0),
         M::new::<u32, PolicySlot>(pin::POLICIES, M::ARRAY, capacity::POLICIES, 0),
         M::new::<u32, u32>(pin::SLOTS, M::ARRAY, capacity::SLOTS, 0),
         M::new::<u32, Backend>(pin::BACKENDS, M::ARRAY, capacity::BACKENDS, 0),
@@ -198,8 +212,8 @@ pub struct ConsumerRow {
     pub token: u64,
     /// [`ConsumerRow::HAS_SERVICES`] and others.
     pub flags: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Where answers leave if [`ConsumerRow::NEIGH`] says so: the interface, or the bridge that it is a port of. Else 0.
+    pub device: u32,
 }
 
 impl ConsumerRow {
@@ -207,6 +221,12 @@ impl ConsumerRow {
     pub const HAS_SERVICES: u32 = 1;
     /// `flags`: the addresses of the attachment are known and in `sources`; others are `spoofed`.
     pub const HAS_SOURCES: u32 = 1 << 1;
+    /// `flags`: there are IPv4 entries in `prefixes`.
+    pub const HAS_PREFIXES_V4: u32 = 1 << 2;
+    /// `flags`: there are IPv6 entries in `prefixes`.
+    pub const HAS_PREFIXES_V6: u32 = 1 << 3;
+    /// `flags`: answers leave by `bpf_redirect_neigh` out of `device`; else by `bpf_redirect_peer`.
+    pub const NEIGH: u32 = 1 << 4;
 }
 
 /// Address family in keys: 4 or 6, so that an IPv4 address never equals an IPv6 one.
@@ -281,6 +301,95 @@ impl ServiceKey {
             address,
         }
     }
+}
+
+/// Key of `prefixes`. 28 bytes. What is masked away of the address is 0.
+///
+/// The kernel compares the bits behind `length` from the first byte on, so the interface is in network order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixKey {
+    /// Number of bits that count: [`PrefixKey::HEAD`] and those of the address.
+    pub length: u32,
+    /// The consumer's host-side interface, network order.
+    pub ifindex: u32,
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// Destination address.
+    pub address: Address,
+}
+
+impl PrefixKey {
+    /// Bits of a key in front of the address: all of them always count.
+    pub const HEAD: u32 = 64;
+
+    /// The key of the first `length` bits of an address.
+    #[inline(always)]
+    pub const fn new(ifindex: u32, family: u8, address: &Address, length: u32) -> Self {
+        let (first, second) = masked(words(address), length);
+        Self {
+            length: Self::HEAD + length,
+            ifindex: ifindex.to_be(),
+            family,
+            pad: [0; 3],
+            address: address_of(first, second),
+        }
+    }
+
+    /// The key of a packet's destination: its whole address counts.
+    #[inline(always)]
+    pub const fn of_packet(ifindex: u32, family: u8, address: Address) -> Self {
+        Self {
+            length: Self::HEAD + 128,
+            ifindex: ifindex.to_be(),
+            family,
+            pad: [0; 3],
+            address,
+        }
+    }
+
+    /// What [`PrefixEntry::check`] must say of the entry under this key.
+    #[inline(always)]
+    pub const fn check(&self) -> u32 {
+        self.check_of(self.length.wrapping_sub(Self::HEAD))
+    }
+
+    /// What [`PrefixEntry::check`] must say if the entry that was found has this prefix length.
+    #[inline(always)]
+    pub const fn check_of(&self, length: u32) -> u32 {
+        let (first, second) = masked(words(&self.address), length);
+        let head = (self.ifindex as u64) << 32 | (length as u64 & 0xff) << 8 | self.family as u64;
+        let hash = spread([head, first, second]);
+        (hash ^ (hash >> 32)) as u32
+    }
+}
+
+/// Value of `prefixes`: where a prefix leads. 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixEntry {
+    /// [`PrefixKey::check`] of its key: a value that turned into another key's is a miss.
+    pub check: u32,
+    /// The prefix length: how much of a packet's address the check is over.
+    pub length: u32,
+    /// Index into `policies`.
+    pub policy: u32,
+    /// [`RouteEntry::OPEN`].
+    pub flags: u32,
+}
+
+/// Key of `locals`. 20 bytes. The value is the [`LocalKey::check`] of the key (u64).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalKey {
+    /// [`FAMILY_V4`] or [`FAMILY_V6`].
+    pub family: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// One of the node's own addresses.
+    pub address: Address,
 }
 
 /// Key of `sources`. 24 bytes. The value is the [`SourceKey::check`] of the key (u64).
@@ -392,8 +501,8 @@ pub struct Backend {
     pub address_v6: [u8; 16],
     /// Index of the policy slot that owns it.
     pub policy: u32,
-    /// Zero.
-    pub pad2: u32,
+    /// Where packets leave if the target is [`Target::NEIGH`]: the interface, or the bridge that it is a port of. Else 0.
+    pub device: u32,
 }
 
 /// How a packet reaches a backend.
@@ -410,6 +519,9 @@ pub struct Target {
 impl Target {
     /// `kind`: `bpf_redirect_peer` to `ifindex`.
     pub const PEER: u8 = 1;
+    /// `kind`: `bpf_redirect_neigh` out of [`Backend::device`], to the backend's own address of the packet's family. Without
+    /// one it serves no packet of that family.
+    pub const NEIGH: u8 = 2;
 
     /// As the word in [`Backend::target`].
     #[inline(always)]
@@ -480,8 +592,11 @@ pub struct Flow {
     pub twin_checked: u32,
     /// [`Flow::ANSWER`].
     pub flags: u32,
+    /// 0, or the port that was chosen anew for the answers' sake, network order: in a request's entry the source port that
+    /// the producer sees, in an answer's entry the one that the consumer knows.
+    pub port: u16,
     /// Zero.
-    pub pad: u32,
+    pub pad: u16,
 }
 
 impl Flow {
@@ -550,13 +665,24 @@ pub mod control {
     pub const FLOW_INTERVAL: u32 = 3;
     /// How many nanoseconds' worth of new flows a consumer may open at once, before the rate binds it.
     pub const FLOW_BURST: u32 = 4;
-    /// Counts the writes of user space to `consumers` and `services`: odd while one goes on.
+    /// Counts the writes of user space to `consumers`, `services` and `prefixes`: odd while one goes on.
     ///
     /// While an element is replaced, a look-up of any other can miss. A miss is final only if this word was even
     /// and has not changed since before the look-up; else it is looked up again.
     pub const WRITES: u32 = 5;
+    /// Source ports that a new flow may get instead of its own if the answers to that would be another flow's: the first
+    /// in the low 16 bits, the last in the next 16, host order. 0 = none.
+    pub const PORTS: u32 = 6;
     /// Number of words.
     pub const LEN: u32 = 8;
+
+    /// The word [`PORTS`] for a range.
+    pub const fn ports(first: u16, last: u16) -> u64 {
+        first as u64 | (last as u64) << 16
+    }
+
+    /// What [`PORTS`] is unless somebody says otherwise: behind the ephemeral ports of Linux.
+    pub const DEFAULT_PORTS: u64 = ports(61_001, 65_535);
 }
 
 /// What the program did with a packet: index into `counters`, and low byte of a probe's answer.
@@ -721,6 +847,46 @@ const fn words(address: &Address) -> (u64, u64) {
     (a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32)
 }
 
+/// The first `length` bits of an address, which is given and returned as words that lay in memory.
+#[inline(always)]
+const fn masked((first, second): (u64, u64), length: u32) -> (u64, u64) {
+    if length >= 128 {
+        (first, second)
+    } else if length >= 64 {
+        (first, second & upper(length - 64))
+    } else {
+        (first & upper(length), 0)
+    }
+}
+
+/// A mask of the first `length` (below 64) bits of eight bytes in memory.
+#[inline(always)]
+const fn upper(length: u32) -> u64 {
+    (!(u64::MAX >> (length & 63))).to_be()
+}
+
+/// The address of two words that lay in memory.
+const fn address_of(first: u64, second: u64) -> Address {
+    let (first, second) = (first.to_ne_bytes(), second.to_ne_bytes());
+    let mut address = [0; 16];
+    let mut index = 0;
+    while index < 8 {
+        address[index] = first[index];
+        address[index + 8] = second[index];
+        index += 1;
+    }
+    address
+}
+
+impl LocalKey {
+    /// What the value must say.
+    #[inline(always)]
+    pub const fn check(&self) -> u64 {
+        let (a, b) = words(&self.address);
+        spread([self.family as u64, a, b])
+    }
+}
+
 impl ServiceKey {
     /// What [`RouteEntry::check`] must say.
     #[inline(always)]
@@ -794,11 +960,18 @@ const _: () = {
     assert!(offset_of!(ConsumerRow, ifindex) == 0);
     assert!(offset_of!(ConsumerRow, token) == 8);
     assert!(offset_of!(ConsumerRow, flags) == 16);
+    assert!(offset_of!(ConsumerRow, device) == 20);
     assert!(size_of::<ServiceKey>() == 24);
     assert!(offset_of!(ServiceKey, address) == 8);
     assert!(size_of::<RouteEntry>() == 16);
     assert!(offset_of!(RouteEntry, check) == 0);
     assert!(offset_of!(RouteEntry, policy) == 8);
+    assert!(size_of::<PrefixKey>() == 28);
+    assert!(offset_of!(PrefixKey, family) == 8);
+    assert!(offset_of!(PrefixKey, address) == 12);
+    assert!(size_of::<PrefixEntry>() == 16);
+    assert!(offset_of!(PrefixEntry, policy) == 8);
+    assert!(size_of::<LocalKey>() == 20);
     assert!(size_of::<SourceKey>() == 24);
     assert!(size_of::<PolicySlot>() == 96);
     assert!(offset_of!(PolicySlot, selector) == 0);
@@ -806,10 +979,13 @@ const _: () = {
     assert!(offset_of!(PolicySlot, waiting_since) == 72);
     assert!(size_of::<Backend>() == 64);
     assert!(offset_of!(Backend, target) == 8);
+    assert!(offset_of!(Backend, address_v4) == 24);
     assert!(offset_of!(Backend, address_v6) == 40);
+    assert!(offset_of!(Backend, device) == 60);
     assert!(size_of::<FlowKey>() == 44);
     assert!(size_of::<Flow>() == 56);
     assert!(offset_of!(Flow, check) == 0);
+    assert!(offset_of!(Flow, port) == 52);
     assert!(size_of::<FragmentKey>() == 44);
     assert!(size_of::<Fragment>() == 16);
     assert!(Verdict::ALL.len() <= COUNTERS as usize);
@@ -828,7 +1004,7 @@ mod tests {
     #[test]
     fn a_layout_is_not_changed_without_a_new_version() {
         // Another value here needs another LAYOUT_VERSION, once a version has been released.
-        assert_eq!((LAYOUT_VERSION, layout_fingerprint()), (1, 0x62db_70ab_c638_1d8e));
+        assert_eq!((LAYOUT_VERSION, layout_fingerprint()), (1, 0x09a5_8c25_a538_51eb));
     }
 
     #[test]
@@ -884,6 +1060,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_prefix_is_the_first_bits_of_an_address(ifindex: u32, address: [u8; 16], length in 0u32..=128, bit in 0usize..128) {
+            let key = PrefixKey::new(ifindex, FAMILY_V6, &address, length);
+            let expected = u128::from_be_bytes(address) & u128::MAX.checked_shl(128 - length).unwrap_or(0);
+            prop_assert_eq!(u128::from_be_bytes(key.address), expected);
+            // What is found for a packet proves its key by the bits that count, and by no others.
+            let mut other = address;
+            other[bit / 8] ^= 0x80 >> (bit % 8);
+            let found = PrefixKey::of_packet(ifindex, FAMILY_V6, other).check_of(length);
+            prop_assert_eq!(found == key.check(), bit >= length as usize);
+            prop_assert_eq!(PrefixKey::of_packet(ifindex, FAMILY_V6, address).check_of(length), key.check());
+            prop_assert_ne!(PrefixKey::of_packet(ifindex ^ 1, FAMILY_V6, address).check_of(length), key.check());
+            prop_assert_ne!(PrefixKey::of_packet(ifindex, FAMILY_V4, address).check_of(length), key.check());
+        }
+
         #[test]
         fn words_are_what_was_packed(base in 0u32..1 << 24, length: u16, generation in 0u32..1 << 24, ifindex: u32, kind: u8) {
             let selector = Selector { base, length, generation };

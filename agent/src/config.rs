@@ -119,6 +119,9 @@ pub struct SizeArgs {
     /// Route entries: one for each interface and destination
     #[arg(long, env = "HOLDFAST_MAP_SERVICES", value_name = "N", default_value_t = Sizes::default().services, value_parser = size(1 << 24))]
     pub map_services: u32,
+    /// Route entries for prefixes: one for each interface and prefix
+    #[arg(long, env = "HOLDFAST_MAP_PREFIXES", value_name = "N", default_value_t = Sizes::default().prefixes, value_parser = size(1 << 24))]
+    pub map_prefixes: u32,
     /// Policies
     #[arg(long, env = "HOLDFAST_MAP_POLICIES", value_name = "N", default_value_t = Sizes::default().policies, value_parser = size(1 << 20))]
     pub map_policies: u32,
@@ -272,6 +275,7 @@ impl AgentConfig {
                 consumers: sizes.map_consumers,
                 sources: sizes.map_sources,
                 services: sizes.map_services,
+                prefixes: sizes.map_prefixes,
                 policies: sizes.map_policies,
                 slots: sizes.map_slots,
                 backends: sizes.map_backends,

@@ -86,6 +86,7 @@ impl Ground {
                 consumers: 64,
                 sources: 64,
                 services: 64,
+                prefixes: 64,
                 policies: 16,
                 slots: 256,
                 backends: 32,

@@ -237,6 +237,7 @@ pub(super) fn open(
         policy,
         twin_checked: lookup::ticks(),
         flags: 0,
+        port: 0,
         pad: 0,
     });
     if !write_twin(key, flow, false) {

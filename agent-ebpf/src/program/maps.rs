@@ -1,11 +1,11 @@
 //! The maps, as [`holdfast_ebpf::abi`] describes them. User space may create them with other sizes.
 
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
-use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf};
 use aya_ebpf::macros::btf_map;
 use holdfast_ebpf::abi::{
-    self, Answerers, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, PolicySlot, RegistryRow,
-    RouteEntry, ServiceKey, SourceKey, capacity,
+    self, Answerers, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, LocalKey, PolicySlot,
+    PrefixEntry, RegistryRow, RouteEntry, ServiceKey, SourceKey, capacity,
 };
 
 #[btf_map(name = "registry_v1")]
@@ -19,6 +19,13 @@ pub(super) static SOURCES: HashMap<SourceKey, u64, { capacity::SOURCES as usize 
 
 #[btf_map(name = "services")]
 pub(super) static SERVICES: HashMap<ServiceKey, RouteEntry, { capacity::SERVICES as usize }> = HashMap::new();
+
+/// The key behind its length, as words: [`abi::PrefixKey`].
+#[btf_map(name = "prefixes")]
+pub(super) static PREFIXES: LpmTrie<[u32; 6], PrefixEntry, { capacity::PREFIXES as usize }> = LpmTrie::new();
+
+#[btf_map(name = "locals")]
+pub(super) static LOCALS: HashMap<LocalKey, u64, { capacity::LOCALS as usize }> = HashMap::new();
 
 #[btf_map(name = "policies")]
 pub(super) static POLICIES: Array<PolicySlot, { capacity::POLICIES as usize }> = Array::new();

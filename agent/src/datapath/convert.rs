@@ -107,7 +107,7 @@ pub(super) fn row(ifindex: Ifindex, row: &Row) -> abi::ConsumerRow {
         ifindex,
         epoch: row.epoch,
         flags,
-        pad: 0,
+        device: 0,
     }
 }
 
@@ -197,7 +197,7 @@ pub(super) fn backend(backend: &Backend) -> abi::Backend {
         pad: [0; 6],
         address_v6,
         policy: backend.policy,
-        pad2: 0,
+        device: 0,
     }
 }
 

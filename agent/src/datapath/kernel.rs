@@ -154,6 +154,7 @@ impl Kernel {
             control::FLOW_BURST,
             FLOW_BURST * (Duration::from_secs(1).as_nanos() as u64 / FLOW_RATE),
         );
+        maps.control.store(control::PORTS, control::DEFAULT_PORTS);
         maps.control.store(control::NONCE, random()?);
 
         let capacity = Capacity {

@@ -23,6 +23,10 @@ pub struct Maps {
     pub sources: Map<abi::SourceKey, u64>,
     /// Route entries.
     pub services: Map<abi::ServiceKey, abi::RouteEntry>,
+    /// Route entries for prefixes.
+    pub prefixes: Map<abi::PrefixKey, abi::PrefixEntry>,
+    /// The node's own addresses.
+    pub locals: Map<abi::LocalKey, u64>,
     /// Policy slots.
     pub policies: Map<u32, abi::PolicySlot>,
     /// The arena of slots.
@@ -168,6 +172,8 @@ impl Maps {
             consumers: Map::new(named(pin::CONSUMERS)?).map_err(failed(pin::CONSUMERS))?,
             sources: Map::new(named(pin::SOURCES)?).map_err(failed(pin::SOURCES))?,
             services: Map::new(named(pin::SERVICES)?).map_err(failed(pin::SERVICES))?,
+            prefixes: Map::new(named(pin::PREFIXES)?).map_err(failed(pin::PREFIXES))?,
+            locals: Map::new(named(pin::LOCALS)?).map_err(failed(pin::LOCALS))?,
             policies: Map::new(named(pin::POLICIES)?).map_err(failed(pin::POLICIES))?,
             slots: Map::new(named(pin::SLOTS)?).map_err(failed(pin::SLOTS))?,
             backends: Map::new(named(pin::BACKENDS)?).map_err(failed(pin::BACKENDS))?,

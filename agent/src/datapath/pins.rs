@@ -40,6 +40,8 @@ pub struct Sizes {
     pub sources: u32,
     /// Route entries for services.
     pub services: u32,
+    /// Route entries for prefixes.
+    pub prefixes: u32,
     /// Policy slots.
     pub policies: u32,
     /// The arena of slots.
@@ -56,6 +58,7 @@ impl Default for Sizes {
             consumers: capacity::CONSUMERS,
             sources: capacity::SOURCES,
             services: capacity::SERVICES,
+            prefixes: capacity::PREFIXES,
             policies: capacity::POLICIES,
             slots: capacity::SLOTS,
             backends: capacity::BACKENDS,
@@ -70,6 +73,7 @@ impl Sizes {
         consumers: 1,
         sources: 1,
         services: 1,
+        prefixes: 1,
         policies: 1,
         slots: 1,
         backends: 1,
@@ -82,6 +86,7 @@ impl Sizes {
             pin::CONSUMERS => self.consumers,
             pin::SOURCES => self.sources,
             pin::SERVICES => self.services,
+            pin::PREFIXES => self.prefixes,
             pin::POLICIES => self.policies,
             pin::SLOTS => self.slots,
             pin::BACKENDS => self.backends,

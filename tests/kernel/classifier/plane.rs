@@ -260,7 +260,7 @@ impl Plane {
             epoch,
             token,
             flags,
-            pad: 0,
+            device: 0,
         };
         Ok(self.hash(pin::CONSUMERS)?.insert(Plain(ifindex), Plain(row), 0)?)
     }

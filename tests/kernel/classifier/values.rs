@@ -112,7 +112,7 @@ pub(crate) fn values_that_prove_another_key_are_misses() -> anyhow::Result<()> {
             epoch: 1,
             token: CONSUMER_TOKEN,
             flags: ConsumerRow::HAS_SERVICES,
-            pad: 0,
+            device: 0,
         };
         plane
             .hash(pin::CONSUMERS)?
