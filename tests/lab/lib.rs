@@ -4,12 +4,15 @@
 //! Nothing here has a name outside: namespaces are held by open files, mounts are in a mount namespace, processes die
 //! with the thread that started them. So whatever ends a test, also SIGKILL, takes everything with it.
 
+pub mod bulk;
 pub mod cases;
+pub mod counters;
 pub mod floor;
 pub mod ground;
 pub mod lab;
 pub mod node;
 pub mod objects;
+pub mod offload;
 pub mod process;
 pub mod rtnl;
 pub mod space;

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
-use crate::{Space, until};
+use crate::{Reason, Space, skip, until};
 
 /// What the agent is shipped with.
 pub const SHIPPED: CapabilitySet = CapabilitySet::BPF
@@ -68,6 +69,18 @@ pub fn restrict(rights: CapabilitySet) -> rustix::io::Result<()> {
     };
     set_capabilities(None, sets)?;
     set_no_new_privs(true)
+}
+
+/// Where a program of this machine is.
+///
+/// # Errors
+/// [`Reason::NoProgram`], which skips the test.
+pub fn program(name: &'static str) -> anyhow::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Servers are in `sbin`, which a user's path may lack.
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let found = places.map(|place| place.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| skip(Reason::NoProgram(name)))
 }
 
 /// Runs a command to its end.

@@ -201,6 +201,15 @@ impl Rtnl {
             .with_context(|| format!("cannot change the alias of {name}"))
     }
 
+    /// Gives a device another maximum transmission unit, in bytes.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_mtu(&mut self, name: &str, mtu: u32) -> anyhow::Result<()> {
+        self.attribute_of(name, libc::IFLA_MTU, &mtu.to_ne_bytes())
+            .with_context(|| format!("cannot change the MTU of {name}"))
+    }
+
     /// Makes a device a port of this one, or of none for 0.
     ///
     /// # Errors

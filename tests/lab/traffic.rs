@@ -399,6 +399,97 @@ impl Drop for Flow {
     }
 }
 
+/// A TCP connection that lives long: one question after the other, each of which must be answered by the same producer.
+#[derive(Debug)]
+pub struct Conversation {
+    answered: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl Conversation {
+    /// Connects from this namespace and begins to ask.
+    ///
+    /// # Errors
+    /// When there is no connection, or the first answer is not this producer's.
+    pub fn start(space: &Space, to: SocketAddr, expected: u32) -> anyhow::Result<Self> {
+        let mut stream = space.inside(|| {
+            TcpStream::connect_timeout(&to, LAST_ANSWERS).with_context(|| format!("no connection to {to}"))
+        })?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(LAST_ANSWERS))?;
+        let by = exchange(&mut stream, 0)?;
+        ensure!(by == expected, "answered by {by}, not by {expected}");
+        let (answered, stop) = (Arc::new(AtomicU64::new(1)), Arc::<AtomicBool>::default());
+        let thread = std::thread::spawn({
+            let (answered, stop) = (Arc::clone(&answered), Arc::clone(&stop));
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let number = answered.load(Ordering::Relaxed);
+                    let by =
+                        exchange(&mut stream, number).with_context(|| format!("after {number} answers"))?;
+                    ensure!(by == expected, "answered by {by}, not by {expected}");
+                    answered.store(number + 1, Ordering::Relaxed);
+                    pace();
+                }
+                Ok(())
+            }
+        });
+        Ok(Self {
+            answered,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits until so many more answers have come.
+    ///
+    /// # Errors
+    /// When they don't come within the deadline.
+    pub fn goes_on(&self, answers: u64, deadline: Duration) -> anyhow::Result<()> {
+        let before = self.answered.load(Ordering::Relaxed);
+        until(deadline, format!("{answers} more answers by TCP"), || {
+            Ok((self.answered.load(Ordering::Relaxed) >= before + answers).then_some(()))
+        })
+    }
+
+    /// Ends it, and says how many answers it had.
+    ///
+    /// # Errors
+    /// When it broke, or somebody else answered.
+    pub fn finish(mut self) -> anyhow::Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().map_err(|_| anyhow!("a conversation panicked"))??;
+        }
+        Ok(self.answered.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
+        }
+    }
+}
+
+/// One question and its answer: who gave it.
+fn exchange(stream: &mut TcpStream, number: u64) -> anyhow::Result<u32> {
+    let question = Packet {
+        flow: 0,
+        number,
+        producer: 0,
+    };
+    stream.write_all(&question.write())?;
+    let mut answer = [0; Packet::LEN];
+    stream.read_exact(&mut answer).context("no answer")?;
+    let answer = Packet::read(&answer).context("a garbled answer")?;
+    ensure!(answer.number == number, "an answer to another question");
+    Ok(answer.producer)
+}
+
 /// What became of the packets of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
@@ -484,17 +575,7 @@ pub fn ask_tcp(space: &Space, to: SocketAddr, patience: Duration) -> anyhow::Res
         TcpStream::connect_timeout(&to, patience).with_context(|| format!("no connection to {to}"))
     })?;
     stream.set_read_timeout(Some(patience))?;
-    let question = Packet {
-        flow: 0,
-        number: 7,
-        producer: 0,
-    };
-    stream.write_all(&question.write())?;
-    let mut answer = [0; Packet::LEN];
-    stream.read_exact(&mut answer).context("no answer")?;
-    let answer = Packet::read(&answer).context("a garbled answer")?;
-    ensure!(answer.number == 7, "an answer to another question");
-    Ok(answer.producer)
+    exchange(&mut stream, 7)
 }
 
 fn connected(space: &Space, to: SocketAddr) -> anyhow::Result<UdpSocket> {
@@ -530,7 +611,7 @@ fn pace() {
 }
 
 /// Stays on the first CPU that this process may use.
-fn on_one_cpu() {
+pub(crate) fn on_one_cpu() {
     let mut first = CpuSet::new();
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None)
         && let Some(cpu) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu))

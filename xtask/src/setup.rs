@@ -36,7 +36,7 @@ pub(crate) const LLVM_PACKAGES: [&str; 5] = [
 /// A compiler with the sources of its library. In Debian 12 from bookworm-security.
 const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
 /// What the tests and the demo call.
-const TEST_PACKAGES: [&str; 2] = ["iproute2", "procps"];
+const TEST_PACKAGES: [&str; 4] = ["bind9-dnsutils", "dnsmasq-base", "iproute2", "procps"];
 /// What `.ci/run` and `cargo xtask test` call.
 const COMPONENTS: [&str; 2] = ["rustfmt", "clippy"];
 
