@@ -184,6 +184,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let engine = Engine::new(Config {
         capacity,
         features: Kernel::FEATURES,
+        neighbour_only: false,
         hashes: hash::hashes(),
     });
 

@@ -16,7 +16,7 @@ use holdfast::preflight;
 use holdfast::registry::{Registration, RegistryError};
 use holdfast_ebpf::abi::{MAPS, MapLayout, pin};
 use holdfast_engine::model::{
-    Adoption, Device, Entry, Mac, Op, OpError, Protocol, RegistryRead, Row, ServiceKey, Token,
+    Adoption, Device, Entry, Mac, Op, OpError, Protocol, RegistryRead, RouteKey, Row, Token,
 };
 use holdfast_tests::ground::{Ground, Intent, carry_out, link_pin, names, pinned, refusal};
 use holdfast_tests::process::restrict;
@@ -106,11 +106,11 @@ fn put_before(device: Device) -> anyhow::Result<(OwnedFd, u32)> {
     Ok((link, id))
 }
 
-fn services(addresses: impl IntoIterator<Item = u8>, entry: Entry) -> BTreeMap<ServiceKey, Entry> {
+fn services(addresses: impl IntoIterator<Item = u8>, entry: Entry) -> BTreeMap<RouteKey, Entry> {
     addresses
         .into_iter()
         .map(|last| {
-            let key = ServiceKey {
+            let key = RouteKey::Service {
                 address: IpAddr::from([10, 96, 0, last]),
                 protocol: Protocol::Udp,
                 port: 53,
@@ -193,10 +193,10 @@ fn every_operation_is_done_once_and_found_again() -> anyhow::Result<()> {
                 .entries
                 .keys()
                 .skip(3 - left)
-                .map(|key| key.address)
+                .map(|key| key.address())
                 .collect();
             // The claim of an address goes with its last entry.
-            let expected = if claimed.contains(&key.address) { 1 } else { 2 };
+            let expected = if claimed.contains(&key.address()) { 1 } else { 2 };
             ensure!(writes == expected, "{writes} writes with {left} left");
         }
         ensure!(kernel.stats().maps[pin::SERVICES].entries == Some(0));
@@ -680,8 +680,8 @@ fn entries_are_written_as_a_whole_or_not_at_all() -> anyhow::Result<()> {
     })
 }
 
-fn key_of(last: u8) -> ServiceKey {
-    ServiceKey {
+fn key_of(last: u8) -> RouteKey {
+    RouteKey::Service {
         address: IpAddr::from([10, 96, 0, last]),
         protocol: Protocol::Udp,
         port: 53,
@@ -695,6 +695,9 @@ fn an_interface_is_cleared_of_everything_that_is_its_own() -> anyhow::Result<()>
             token: Token::new(5),
             epoch: 1,
             has_services: true,
+            has_prefixes_v4: false,
+            has_prefixes_v6: false,
+            via: None,
             has_sources: true,
         };
         for ifindex in [7, 8] {

@@ -11,8 +11,8 @@ use holdfast::datapath::raw::{self, Insn, Map, Plain};
 use holdfast::datapath::{Datapath, Kernel, Opened, Packet};
 use holdfast_ebpf::abi::{self, Verdict, control, pin, probe};
 use holdfast_engine::model::{
-    Backend, Device, Entry, IntentProof, Mac, NameHash, Op, OpError, OpResult, PolicySlot, Protocol, Row,
-    Selected, ServiceKey, Token, UidHash,
+    Backend, Device, Entry, IntentProof, Mac, NameHash, Op, OpError, OpResult, PolicySlot, Protocol,
+    RouteKey, Row, Selected, Token, UidHash,
 };
 use holdfast_tests::ground::{Ground, Intent, carry_out, refusal};
 use holdfast_tests::{Space, say, suite};
@@ -507,9 +507,9 @@ const SERVICES: [(&str, Protocol, u16); 4] = [
 const SOURCES: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"];
 
 impl Script<'_> {
-    fn service(&mut self) -> ServiceKey {
+    fn service(&mut self) -> RouteKey {
         let (address, protocol, port) = self.dice.pick(&SERVICES);
-        ServiceKey {
+        RouteKey::Service {
             address: address.parse().unwrap_or(IpAddr::from([0; 4])),
             protocol,
             port,
@@ -562,6 +562,7 @@ impl Script<'_> {
             mac: Mac::default(),
             address_v4: None,
             address_v6: None,
+            via: None,
             last_generation: self.dice.roll(3),
             drain_until: None,
         }
@@ -584,6 +585,9 @@ impl Script<'_> {
                     },
                     epoch: self.dice.roll(3),
                     has_services: !self.dice.once_in(6),
+                    has_prefixes_v4: false,
+                    has_prefixes_v6: false,
+                    via: None,
                     has_sources: self.dice.once_in(2),
                 },
             },
@@ -653,7 +657,7 @@ impl Script<'_> {
             .policies
             .get(&policy)
             .map_or_else(Selected::default, |slot| slot.selected);
-        let entries: BTreeMap<ServiceKey, Entry> = adoption
+        let entries: BTreeMap<RouteKey, Entry> = adoption
             .entries
             .get(&device.ifindex)
             .into_iter()
@@ -679,6 +683,9 @@ impl Script<'_> {
             token: None,
             epoch: 0,
             has_services: true,
+            has_prefixes_v4: false,
+            has_prefixes_v6: false,
+            via: None,
             has_sources: false,
         });
         let token = self.registered(device).unwrap_or_else(|| self.token());
@@ -735,16 +742,23 @@ impl Script<'_> {
         );
 
         let device = self.device();
-        let service = self.service();
+        let RouteKey::Service {
+            address,
+            protocol,
+            port,
+        } = self.service()
+        else {
+            return Ok(());
+        };
         let source = self.source();
-        if source.is_ipv4() != service.address.is_ipv4() {
+        if source.is_ipv4() != address.is_ipv4() {
             return Ok(());
         }
         let packet = Packet {
             source,
-            destination: service.address,
-            protocol: service.protocol,
-            port: service.port,
+            destination: address,
+            protocol,
+            port,
         };
         let attached = self.fake.adopt()?.attached.contains(&device.ifindex);
         if attached {

@@ -11,7 +11,7 @@ use holdfast::datapath::{AgentLock, Datapath, DatapathError, Kernel, Opened, Opt
 use holdfast::registry::{Registered, Registration, Registry};
 use holdfast_engine::model::{
     Backend, BackendId, Boot, Device, Entry, Ifindex, IntentProof, Mac, NameHash, Op, OpError, PolicySlot,
-    Protocol, Row, Selected, ServiceKey, SlotId, Token, UidHash,
+    Protocol, RouteKey, Row, Selected, SlotId, Token, UidHash,
 };
 
 use crate::Space;
@@ -59,7 +59,7 @@ pub struct Intent {
     /// Its addresses.
     pub sources: BTreeSet<IpAddr>,
     /// Its entries, open.
-    pub entries: BTreeMap<ServiceKey, Entry>,
+    pub entries: BTreeMap<RouteKey, Entry>,
     /// Its policy's slot.
     pub slot: SlotId,
     /// What is in it.
@@ -249,7 +249,7 @@ impl Ground {
             policy: slot,
             open: true,
         };
-        let service = |address: IpAddr, protocol, port| ServiceKey {
+        let service = |address: IpAddr, protocol, port| RouteKey::Service {
             address,
             protocol,
             port,
@@ -262,6 +262,9 @@ impl Ground {
                 token: Some(token),
                 epoch: 7,
                 has_services: true,
+                has_prefixes_v4: false,
+                has_prefixes_v6: false,
+                via: None,
                 has_sources: true,
             },
             sources: addresses(1).into(),
@@ -290,6 +293,7 @@ impl Ground {
                     mac: Mac([2, 0, 0, 0, 0, 9]),
                     address_v4: Some(address_v4),
                     address_v6: Some(address_v6),
+                    via: None,
                     last_generation: 5,
                     drain_until: None,
                 },

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::Engine;
 use crate::gate::{Known, of_device};
-use crate::model::{Destination, FailReason, Ifindex, Incarnation, LinkKind, PolicySpec, ServiceKey};
+use crate::model::{Destination, FailReason, Ifindex, Incarnation, LinkKind, PolicySpec, RouteKey};
 use crate::objects::{AttachmentId, AttachmentState, PolicyId, PolicyState};
 use crate::ports::Port;
 
@@ -14,9 +14,9 @@ pub(crate) struct Claim {
     pub(crate) policy: PolicyId,
     pub(crate) attachment: AttachmentId,
     /// Destinations that are its own.
-    pub(crate) keys: Vec<ServiceKey>,
+    pub(crate) keys: Vec<RouteKey>,
     /// All that it would have.
-    pub(crate) wanted: BTreeSet<ServiceKey>,
+    pub(crate) wanted: BTreeSet<RouteKey>,
     /// Who has the right to one of them.
     pub(crate) conflict: Option<String>,
     /// It cannot be done: what it claims stays closed.
@@ -28,9 +28,9 @@ pub(crate) struct Claim {
 pub(crate) struct Claims {
     pub(crate) intents: Vec<Claim>,
     /// Owner of each destination, as an index into `intents`.
-    pub(crate) keys: BTreeMap<ServiceKey, usize>,
+    pub(crate) keys: BTreeMap<RouteKey, usize>,
     /// Entries of policies whose content is not known: they stay as they are.
-    pub(crate) kept: BTreeSet<ServiceKey>,
+    pub(crate) kept: BTreeSet<RouteKey>,
 }
 
 impl Claims {
@@ -41,7 +41,7 @@ impl Claims {
 }
 
 /// The destinations of a policy that are one address, protocol and port.
-pub(crate) fn services(spec: &PolicySpec) -> impl Iterator<Item = ServiceKey> + '_ {
+pub(crate) fn services(spec: &PolicySpec) -> impl Iterator<Item = RouteKey> + '_ {
     spec.destinations
         .iter()
         .filter_map(|destination| match destination {
@@ -50,7 +50,7 @@ pub(crate) fn services(spec: &PolicySpec) -> impl Iterator<Item = ServiceKey> + 
                 protocol,
                 port,
                 target_port: _,
-            } => Some(ServiceKey {
+            } => Some(RouteKey::Service {
                 address: *address,
                 protocol: *protocol,
                 port: *port,
@@ -131,8 +131,7 @@ impl Engine {
                     .map(|winner| winner.object.name.to_string())
                     .unwrap_or_default();
                 claim.conflict = Some(format!(
-                    "{} port {} of this consumer belongs to the older policy {name}",
-                    key.address, key.port
+                    "{key} of this consumer belongs to the older policy {name}"
                 ));
             } else {
                 for key in &claim.wanted {
@@ -147,7 +146,7 @@ impl Engine {
             if claims.intents[index].conflict.is_none() {
                 continue;
             }
-            let left: Vec<ServiceKey> = claims.intents[index]
+            let left: Vec<RouteKey> = claims.intents[index]
                 .wanted
                 .iter()
                 .filter(|key| !claims.keys.contains_key(key))

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::backoff::Backoff;
 use crate::gate::Known;
 use crate::interfaces::{Change, Interfaces};
+use crate::locals::Locals;
 use crate::model::{
     BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Ifindex, Leg, Level,
     Link, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
@@ -105,6 +106,8 @@ pub struct Engine {
     suspects: BTreeMap<Ifindex, (Device, Token)>,
     /// Identities of devices that are gone: whatever the registry says, they are no other device's.
     dead: BTreeMap<Ifindex, Token>,
+    /// The node's own addresses.
+    pub(crate) locals: Locals,
     pub(crate) objects: Objects,
     /// Times that an earlier life knew.
     pub(crate) memory: BTreeMap<(Uid, Uid), Remembered>,
@@ -162,6 +165,7 @@ impl Engine {
             asked: BTreeSet::new(),
             suspects: BTreeMap::new(),
             dead: BTreeMap::new(),
+            locals: Locals::default(),
             objects: Objects::default(),
             memory: BTreeMap::new(),
             ports: BTreeMap::new(),
@@ -230,6 +234,7 @@ impl Engine {
                 self.link_lost(ifindex, true);
             }
             Event::LinkDump(links) => self.link_dump(links),
+            Event::Locals(addresses) => self.locals.told(addresses),
             Event::Registry(reads) => {
                 for (ifindex, read) in reads {
                     self.registry_read(ifindex, read);
@@ -257,6 +262,7 @@ impl Engine {
                 self.settle();
             }
         }
+        self.plan_locals();
         self.doom();
         self.finish();
         self.out.take()
@@ -702,6 +708,7 @@ impl Engine {
                     None => self.settled_orphan(orphan),
                 },
                 Orphan::Backends => self.free_again(),
+                Orphan::Locals => self.locals.unblock(),
                 Orphan::Identity(ifindex, token) => {
                     self.doomed.insert((ifindex, token));
                 }

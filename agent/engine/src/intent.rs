@@ -6,7 +6,7 @@ use crate::backoff::Backoff;
 use crate::engine::{Engine, Timer};
 use crate::gate::Gate;
 use crate::model::{
-    Boot, FailReason, Happening, HoldReason, Level, LogLine, Mac, Now, OpId, Remembered, ServiceKey, State,
+    Boot, FailReason, Happening, HoldReason, Level, LogLine, Mac, Now, OpId, Remembered, RouteKey, State,
     Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
@@ -17,7 +17,7 @@ use crate::plan::Trouble;
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
-    pub(crate) fn of(keys: &[ServiceKey]) -> Self {
+    pub(crate) fn of(keys: &[RouteKey]) -> Self {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut take = |bytes: &[u8]| {
             for byte in bytes {
@@ -25,12 +25,20 @@ impl Fingerprint {
             }
         };
         for key in keys {
-            match key.address {
+            match key.address() {
                 IpAddr::V4(address) => take(&address.octets()),
                 IpAddr::V6(address) => take(&address.octets()),
             }
-            take(&key.port.to_be_bytes());
-            take(&[key.protocol.number(), u8::from(key.address.is_ipv6())]);
+            match key {
+                RouteKey::Service { protocol, port, .. } => {
+                    take(&port.to_be_bytes());
+                    take(&[protocol.number(), u8::from(key.address().is_ipv6())]);
+                }
+                // No protocol has number 0.
+                RouteKey::Prefix { length, .. } => {
+                    take(&[0, *length, 0, u8::from(key.address().is_ipv6())]);
+                }
+            }
         }
         Self(hash)
     }

@@ -10,6 +10,7 @@ mod engine;
 mod gate;
 mod intent;
 mod interfaces;
+mod locals;
 pub mod model;
 mod objects;
 mod plan;

@@ -283,6 +283,15 @@ impl Protocol {
     }
 }
 
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
+}
+
 /// What a policy claims for its consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Destination {
@@ -512,24 +521,70 @@ pub struct Row {
     pub token: Option<Token>,
     /// Flows carry it; raised when an entry of the interface is revoked.
     pub epoch: u32,
-    /// There are route entries.
+    /// There are route entries in `services`.
     pub has_services: bool,
+    /// There are route entries in `prefixes` for IPv4.
+    pub has_prefixes_v4: bool,
+    /// There are route entries in `prefixes` for IPv6.
+    pub has_prefixes_v6: bool,
     /// Source addresses are known.
     pub has_sources: bool,
+    /// Answers leave by this device with an explicit next hop (`bpf_redirect_neigh`): the interface itself, or the
+    /// bridge that it is a port of. None = straight to the peer (`bpf_redirect_peer`).
+    pub via: Option<Ifindex>,
 }
 
-/// Key of a route entry beside the ifindex.
+/// Key of a route entry beside the ifindex. Services come before prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ServiceKey {
-    /// Destination address.
-    pub address: IpAddr,
-    /// Protocol.
-    pub protocol: Protocol,
-    /// Destination port.
-    pub port: u16,
+pub enum RouteKey {
+    /// One address, protocol and port (map `services`). Goes before any prefix.
+    Service {
+        /// Destination address.
+        address: IpAddr,
+        /// Protocol.
+        protocol: Protocol,
+        /// Destination port.
+        port: u16,
+    },
+    /// All traffic to an address range (map `prefixes`). The longest that matches goes first.
+    Prefix {
+        /// Network address; no host bits are set.
+        address: IpAddr,
+        /// Prefix length.
+        length: u8,
+    },
 }
 
-/// A route entry (`services`).
+impl RouteKey {
+    /// The destination's address, or the first of its range.
+    #[must_use]
+    pub const fn address(&self) -> IpAddr {
+        match self {
+            Self::Service { address, .. } | Self::Prefix { address, .. } => *address,
+        }
+    }
+
+    /// Whether it is a range.
+    #[must_use]
+    pub const fn is_prefix(&self) -> bool {
+        matches!(self, Self::Prefix { .. })
+    }
+}
+
+impl fmt::Display for RouteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service {
+                address,
+                protocol,
+                port,
+            } => write!(f, "{address} {protocol} {port}"),
+            Self::Prefix { address, length } => write!(f, "{address}/{length}"),
+        }
+    }
+}
+
+/// A route entry (`services`, `prefixes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Which policy slot it leads to.
@@ -553,6 +608,9 @@ pub struct Backend {
     pub address_v4: Option<IpAddr>,
     /// Its first IPv6 address (`IpAddr::V6`), if any.
     pub address_v6: Option<IpAddr>,
+    /// Packets leave by this device with the address of their family as the next hop (`bpf_redirect_neigh`): the
+    /// producer's interface, or the bridge that it is a port of. None = straight to the peer (`bpf_redirect_peer`).
+    pub via: Option<Ifindex>,
     /// The set generation up to which it is a member (24 bits, wraps).
     pub last_generation: u32,
     /// Until when established flows may stay after it left; none = it has not left, or is cut at once.
@@ -664,19 +722,26 @@ pub enum Op {
         /// To delete.
         delete: BTreeSet<IpAddr>,
     },
+    /// Make these the node's own addresses, which no route captures.
+    WriteLocals {
+        /// To add.
+        add: BTreeSet<IpAddr>,
+        /// To delete.
+        delete: BTreeSet<IpAddr>,
+    },
     /// Write the entries of one intent.
     WriteEntries {
         /// Number of the device.
         ifindex: Ifindex,
         /// Key and value of each.
-        entries: BTreeMap<ServiceKey, Entry>,
+        entries: BTreeMap<RouteKey, Entry>,
     },
     /// Delete entries, whoever's they are.
     DeleteEntries {
         /// Number of the device.
         ifindex: Ifindex,
         /// Keys.
-        keys: BTreeSet<ServiceKey>,
+        keys: BTreeSet<RouteKey>,
     },
     /// Write backends.
     WriteBackends {
@@ -734,7 +799,7 @@ pub struct IntentProof {
     /// Source addresses to ask from; empty = any.
     pub sources: BTreeSet<IpAddr>,
     /// The entries that must be in the map; each is asked.
-    pub entries: BTreeMap<ServiceKey, Entry>,
+    pub entries: BTreeMap<RouteKey, Entry>,
     /// The selector that must be in the slot.
     pub selected: Selected,
     /// The members, of which one must be the answer to each question.
@@ -819,8 +884,10 @@ pub struct Adoption {
     pub rows: BTreeMap<Ifindex, Row>,
     /// Source addresses.
     pub sources: BTreeMap<Ifindex, BTreeSet<IpAddr>>,
+    /// Addresses of the node itself.
+    pub locals: BTreeSet<IpAddr>,
     /// Route entries.
-    pub entries: BTreeMap<Ifindex, BTreeMap<ServiceKey, Entry>>,
+    pub entries: BTreeMap<Ifindex, BTreeMap<RouteKey, Entry>>,
     /// Policy slots in use.
     pub policies: BTreeMap<SlotId, PolicySlot>,
     /// Backends in use.
@@ -881,6 +948,8 @@ pub enum Event {
     LinkGone(Ifindex),
     /// All devices there are; others are gone.
     LinkDump(Vec<Link>),
+    /// All addresses of the node itself; others are gone.
+    Locals(BTreeSet<IpAddr>),
     /// Answer to [`Effect::ReadRegistry`], or news that came by itself.
     Registry(Vec<(Ifindex, RegistryRead)>),
     /// Somebody says that the identity of this interface may have changed: read it.
@@ -990,6 +1059,9 @@ pub struct Config {
     pub capacity: Capacity,
     /// What this build does; the rest is `Failed(Unsupported)`.
     pub features: Features,
+    /// Every packet is delivered by `bpf_redirect_neigh` (`--delivery neigh`), also where the peer could be reached
+    /// straight: the egress hooks of the devices are honoured.
+    pub neighbour_only: bool,
     /// SHA-256, from outside.
     pub hashes: Hashes,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::engine::{Engine, Timer};
 use crate::model::{
     BackendId, Boot, Device, Effect, FailReason, Happening, Ifindex, Leg, Level, LogLine, ObjectName, Op,
-    OpDone, OpError, OpId, OpResult, ServiceKey, SlotId, Token,
+    OpDone, OpError, OpId, OpResult, RouteKey, SlotId, Token,
 };
 use crate::objects::{AttachmentId, PolicyId};
 use crate::producers::Orphan;
@@ -116,12 +116,14 @@ pub(crate) enum What {
         revoked: u32,
     },
     Sources(Ifindex),
+    /// The node's own addresses.
+    Locals,
     /// Entries of one intent.
     Entries {
         ifindex: Ifindex,
         policy: PolicyId,
         attachment: AttachmentId,
-        keys: Vec<ServiceKey>,
+        keys: Vec<RouteKey>,
         revoking: bool,
         /// How far the intent had fallen back when it was sent.
         fallback: u8,
@@ -129,11 +131,11 @@ pub(crate) enum What {
     /// Entries that nobody wants, closed before they go.
     Revoke {
         ifindex: Ifindex,
-        keys: Vec<ServiceKey>,
+        keys: Vec<RouteKey>,
     },
     Delete {
         ifindex: Ifindex,
-        keys: Vec<ServiceKey>,
+        keys: Vec<RouteKey>,
         removed: Vec<Removed>,
     },
     /// Backends of a set.
@@ -158,7 +160,8 @@ impl What {
             | Self::Entries { ifindex, .. }
             | Self::Revoke { ifindex, .. }
             | Self::Delete { ifindex, .. } => Some(*ifindex),
-            Self::Backends(..)
+            Self::Locals
+            | Self::Backends(..)
             | Self::Free(_)
             | Self::Slots(_)
             | Self::Policy(_)
@@ -202,7 +205,7 @@ const fn urgency(op: &Op) -> u8 {
         | Op::DeleteIdentity { .. } => 1,
         Op::WriteBackends { .. } | Op::WriteSlots { .. } => 2,
         Op::WritePolicy { .. } => 3,
-        Op::WriteSources { .. } | Op::WriteEntries { .. } => 4,
+        Op::WriteSources { .. } | Op::WriteLocals { .. } | Op::WriteEntries { .. } => 4,
         Op::WriteRow { .. } => 5,
         Op::Attach { .. } => 6,
         Op::ProveSet { .. } | Op::ProveIntent(_) => 7,
@@ -322,6 +325,7 @@ impl Engine {
                 self.slot_trouble(*slot, trouble);
             }
             What::Free(_) => self.orphaned(Orphan::Backends),
+            What::Locals => self.locals_trouble(trouble),
             What::ProveIntent(policy, attachment) => {
                 if let Some(intent) = self.intent_mut(*policy, *attachment) {
                     intent.proof_trouble = Some(trouble);
@@ -411,6 +415,7 @@ impl Engine {
             What::Policy(slot) => self.selector_answered(op, slot, result),
             What::ProveSet(slot) => self.set_proof_answered(op, slot, flight.device, result),
             What::Free(ids) => self.free_answered(ids, result),
+            What::Locals => self.locals_answered(op, result),
             What::ProveIntent(policy, attachment) => {
                 self.proof_answered(op, policy, attachment, flight.device, flight.sent, result);
             }

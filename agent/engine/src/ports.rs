@@ -14,7 +14,7 @@ use crate::gate::{Gate, Known, classify};
 use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
 use crate::model::{
     Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, LinkKind, Mac, Op, OpError, OpId, OpResult,
-    Row, ServiceKey, SlotId, Token,
+    RouteKey, Row, SlotId, Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
@@ -74,7 +74,7 @@ pub(crate) struct Port {
     pub(crate) program: Cell<Option<Mac>>,
     pub(crate) row: Cell<Option<Row>>,
     pub(crate) sources: Cell<BTreeSet<IpAddr>>,
-    pub(crate) entries: BTreeMap<ServiceKey, Cell<Option<Entry>>>,
+    pub(crate) entries: BTreeMap<RouteKey, Cell<Option<Entry>>>,
     /// How often an open entry was taken away under a row that may be open, and up to which the epoch covers it.
     revoked: u32,
     pub(crate) covered: u32,
@@ -156,7 +156,7 @@ impl Port {
         program: bool,
         row: Option<Row>,
         sources: BTreeSet<IpAddr>,
-        entries: BTreeMap<ServiceKey, Entry>,
+        entries: BTreeMap<RouteKey, Entry>,
         device: Option<Device>,
     ) -> Self {
         // Until the device is known its MAC is not: the link that is pinned is alive, so it is this device's.
@@ -269,7 +269,7 @@ impl Port {
         self.row.sure().copied().flatten().and_then(|row| row.token)
     }
 
-    pub(crate) fn keys_done(&mut self, op: OpId, keys: &[ServiceKey]) {
+    pub(crate) fn keys_done(&mut self, op: OpId, keys: &[RouteKey]) {
         for key in keys {
             if let Some(cell) = self.entries.get_mut(key) {
                 cell.done(op);
@@ -280,7 +280,7 @@ impl Port {
         }
     }
 
-    pub(crate) fn keys_failed(&mut self, op: OpId, keys: &[ServiceKey]) {
+    pub(crate) fn keys_failed(&mut self, op: OpId, keys: &[RouteKey]) {
         for key in keys {
             if let Some(cell) = self.entries.get_mut(key) {
                 cell.failed(op);
@@ -291,7 +291,7 @@ impl Port {
     pub(crate) fn cleared(&mut self, op: OpId) {
         self.row.done(op);
         self.sources.done(op);
-        let keys: Vec<ServiceKey> = self.entries.keys().copied().collect();
+        let keys: Vec<RouteKey> = self.entries.keys().copied().collect();
         self.keys_done(op, &keys);
         self.covered = self.revoked;
     }
@@ -299,7 +299,7 @@ impl Port {
     pub(crate) fn clear_failed(&mut self, op: OpId) {
         self.row.failed(op);
         self.sources.failed(op);
-        let keys: Vec<ServiceKey> = self.entries.keys().copied().collect();
+        let keys: Vec<RouteKey> = self.entries.keys().copied().collect();
         self.keys_failed(op, &keys);
     }
 
@@ -728,7 +728,7 @@ impl Engine {
         if !port.quiet() || port.blocked(Goal::Cleared) {
             return;
         }
-        let keys: Vec<ServiceKey> = port.entries.keys().copied().collect();
+        let keys: Vec<RouteKey> = port.entries.keys().copied().collect();
         // With a device that is gone nobody was deselected.
         let removed = if port.device.is_some() && !port.stale {
             self.removed(port, &keys)
@@ -765,6 +765,9 @@ impl Engine {
             token: None,
             epoch: port.epoch(self.now.boot, true),
             has_services: true,
+            has_prefixes_v4: false,
+            has_prefixes_v6: false,
+            via: None,
             has_sources,
         };
         self.write_row(ifindex, port, row, Goal::RowClosed, false);
@@ -805,7 +808,7 @@ impl Engine {
     }
 
     /// Whether a packet of this intent may be delivered by what the selector leads to.
-    fn granted(&self, state: &PolicyState, port: &Port, claim: &Claim, key: &ServiceKey) -> bool {
+    fn granted(&self, state: &PolicyState, port: &Port, claim: &Claim, key: &RouteKey) -> bool {
         if state.current {
             return true;
         }
@@ -963,10 +966,10 @@ impl Engine {
         let closing = row_may_be_open
             && port.open_for().is_none_or(|token| target != Some(token))
             && !port.troubles.contains_key(&Goal::RowClosed);
-        let keys: BTreeSet<ServiceKey> = claims.keys.keys().chain(port.entries.keys()).copied().collect();
-        let mut deletes: Vec<ServiceKey> = Vec::new();
-        let mut revokes: BTreeMap<ServiceKey, Entry> = BTreeMap::new();
-        let mut writes: BTreeMap<usize, BTreeMap<ServiceKey, Entry>> = BTreeMap::new();
+        let keys: BTreeSet<RouteKey> = claims.keys.keys().chain(port.entries.keys()).copied().collect();
+        let mut deletes: Vec<RouteKey> = Vec::new();
+        let mut revokes: BTreeMap<RouteKey, Entry> = BTreeMap::new();
+        let mut writes: BTreeMap<usize, BTreeMap<RouteKey, Entry>> = BTreeMap::new();
         let nothing = Cell::Sure(None);
         for key in keys {
             let cell = port.entries.get(&key).unwrap_or(&nothing);
@@ -1070,7 +1073,7 @@ impl Engine {
     }
 
     /// Whether the next life would see that flows of the old owner may still be there.
-    fn leaves_a_trace(&self, cell: &Cell<Option<Entry>>, claims: &Claims, key: &ServiceKey) -> bool {
+    fn leaves_a_trace(&self, cell: &Cell<Option<Entry>>, claims: &Claims, key: &RouteKey) -> bool {
         cell.values().iter().flatten().all(|entry| {
             let owner = self.slots.get(&entry.policy).and_then(|slot| slot.owner);
             match owner {
@@ -1087,7 +1090,7 @@ impl Engine {
         ifindex: Ifindex,
         port: &mut Port,
         plan: &Plan,
-        entries: BTreeMap<ServiceKey, Entry>,
+        entries: BTreeMap<RouteKey, Entry>,
         live: bool,
         target: Option<Token>,
     ) {
@@ -1108,7 +1111,7 @@ impl Engine {
                 }));
         }
         let opens = entries.values().any(|entry| entry.open);
-        let keys: Vec<ServiceKey> = entries.keys().copied().collect();
+        let keys: Vec<RouteKey> = entries.keys().copied().collect();
         let (policy, attachment) = (plan.policy, plan.attachment);
         let fallback = self
             .intent(policy, attachment)
@@ -1157,11 +1160,11 @@ impl Engine {
         &mut self,
         ifindex: Ifindex,
         port: &mut Port,
-        revokes: BTreeMap<ServiceKey, Entry>,
-        deletes: Vec<ServiceKey>,
+        revokes: BTreeMap<RouteKey, Entry>,
+        deletes: Vec<RouteKey>,
     ) {
         if !revokes.is_empty() {
-            let keys: Vec<ServiceKey> = revokes.keys().copied().collect();
+            let keys: Vec<RouteKey> = revokes.keys().copied().collect();
             let op = self.send(
                 What::Revoke { ifindex, keys },
                 port.device,
@@ -1212,7 +1215,7 @@ impl Engine {
     }
 
     /// Who loses how many entries.
-    fn removed(&self, port: &Port, keys: &[ServiceKey]) -> Vec<Removed> {
+    fn removed(&self, port: &Port, keys: &[RouteKey]) -> Vec<Removed> {
         let mut counts: BTreeMap<SlotId, u32> = BTreeMap::new();
         for key in keys {
             let slot = port.entries.get(key).and_then(|cell| {
@@ -1278,6 +1281,9 @@ impl Engine {
                     token: None,
                     epoch: port.epoch(self.now.boot, true),
                     has_services: true,
+                    has_prefixes_v4: false,
+                    has_prefixes_v6: false,
+                    via: None,
                     has_sources,
                 };
                 self.write_row(ifindex, port, row, Goal::RowClosed, false);
@@ -1298,6 +1304,9 @@ impl Engine {
                         row.epoch
                     },
                     has_services: true,
+                    has_prefixes_v4: false,
+                    has_prefixes_v6: false,
+                    via: None,
                     has_sources: says_sources,
                 };
                 if wanted != row && !port.blocked(Goal::RowOpen) {
@@ -1319,6 +1328,9 @@ impl Engine {
                             row.epoch
                         },
                         has_services: true,
+                        has_prefixes_v4: false,
+                        has_prefixes_v6: false,
+                        via: None,
                         has_sources,
                     };
                     self.write_row(ifindex, port, wanted, Goal::RowOpen, true);
@@ -1407,7 +1419,7 @@ impl Engine {
             {
                 continue;
             }
-            let entries: Option<BTreeMap<ServiceKey, Entry>> = claim
+            let entries: Option<BTreeMap<RouteKey, Entry>> = claim
                 .keys
                 .iter()
                 .map(|key| {
@@ -1477,7 +1489,7 @@ impl Engine {
     }
 
     /// Whether a destination is claimed as far as it can be.
-    fn claimed(&self, port: &Port, key: &ServiceKey, claim: &Claim) -> bool {
+    fn claimed(&self, port: &Port, key: &RouteKey, claim: &Claim) -> bool {
         let Some(state) = self.objects.policies.get(&claim.policy) else {
             return true;
         };
@@ -1712,6 +1724,9 @@ impl Engine {
         let row = Row {
             token: Some(ready.token),
             has_services: true,
+            has_prefixes_v4: false,
+            has_prefixes_v6: false,
+            via: None,
             has_sources: !sources.is_empty(),
             epoch: port.row.sure().copied().flatten().map_or(0, |row| row.epoch),
         };

@@ -29,6 +29,7 @@ pub(crate) enum Orphan {
     Slot(SlotId),
     Port(Ifindex),
     Backends,
+    Locals,
     Identity(Ifindex, Token),
 }
 
@@ -287,6 +288,7 @@ impl Engine {
 
     /// Takes in what earlier lives left: everything counts as the kernel's own answer.
     pub(crate) fn adopt(&mut self, adoption: Adoption) {
+        self.locals.adopt(adoption.locals);
         let ifindexes: BTreeSet<Ifindex> = adoption
             .attached
             .iter()
@@ -961,6 +963,7 @@ impl Engine {
                     mac: content.mac,
                     address_v4: content.address_v4,
                     address_v6: content.address_v6,
+                    via: None,
                     last_generation: generation,
                     drain_until: None,
                 },

@@ -267,7 +267,7 @@ impl World {
     /// Checks the world at rest; how many intents are programmed.
     fn is_right(&self) -> u64 {
         let story = &self.story;
-        let mut wanted_entries: BTreeMap<Ifindex, BTreeSet<ServiceKey>> = BTreeMap::new();
+        let mut wanted_entries: BTreeMap<Ifindex, BTreeSet<RouteKey>> = BTreeMap::new();
         let mut states = 0;
         for (name, app, service) in POLICIES {
             let consumers = CONSUMERS.into_iter().filter(|consumer| consumer.starts_with(app));
@@ -317,7 +317,7 @@ impl World {
             .entries
             .iter()
             .filter(|(_, entries)| !entries.is_empty());
-        let found: BTreeMap<Ifindex, BTreeSet<ServiceKey>> = entries
+        let found: BTreeMap<Ifindex, BTreeSet<RouteKey>> = entries
             .map(|(ifindex, entries)| (*ifindex, entries.keys().copied().collect()))
             .collect();
         assert_eq!(

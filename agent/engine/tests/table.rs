@@ -763,7 +763,7 @@ fn rule_10_a_destination_passes_in_one_write_to_a_policy_whose_set_is_selected()
     assert_eq!(bench.state("younger", "web"), State::Failed(FailReason::Conflict));
     assert_eq!(
         bench.policy("younger").message.as_deref(),
-        Some("10.96.0.1 port 53 of this consumer belongs to the older policy shop/dns")
+        Some("10.96.0.1 UDP 53 of this consumer belongs to the older policy shop/dns")
     );
     assert_eq!(bench.kernel.pins.policies[&1].selected.length, 1);
     assert_eq!(

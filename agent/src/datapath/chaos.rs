@@ -69,6 +69,7 @@ enum Target {
     Row,
     DeleteRow,
     Sources,
+    Locals,
     Entries,
     DeleteEntries,
     Backends,
@@ -81,13 +82,14 @@ enum Target {
 }
 
 impl Target {
-    const ALL: [(&'static str, Self); 15] = [
+    const ALL: [(&'static str, Self); 16] = [
         ("attach", Self::Attach),
         ("detach", Self::Detach),
         ("clear", Self::Clear),
         ("row", Self::Row),
         ("delete-row", Self::DeleteRow),
         ("sources", Self::Sources),
+        ("locals", Self::Locals),
         ("entries", Self::Entries),
         ("delete-entries", Self::DeleteEntries),
         ("backends", Self::Backends),
@@ -107,6 +109,7 @@ impl Target {
             Op::WriteRow { ifindex, .. } => (Self::Row, Some(*ifindex)),
             Op::DeleteRow { ifindex } => (Self::DeleteRow, Some(*ifindex)),
             Op::WriteSources { ifindex, .. } => (Self::Sources, Some(*ifindex)),
+            Op::WriteLocals { .. } => (Self::Locals, None),
             Op::WriteEntries { ifindex, .. } => (Self::Entries, Some(*ifindex)),
             Op::DeleteEntries { ifindex, .. } => (Self::DeleteEntries, Some(*ifindex)),
             Op::WriteBackends { .. } => (Self::Backends, None),
@@ -413,6 +416,7 @@ fn panic_on_purpose() -> ! {
 const fn map_of(op: &Op) -> &'static str {
     match op {
         Op::WriteSources { .. } => pin::SOURCES,
+        Op::WriteLocals { .. } => "locals",
         Op::WriteEntries { .. } | Op::DeleteEntries { .. } => pin::SERVICES,
         Op::WriteBackends { .. } => pin::BACKENDS,
         Op::WriteSlots { .. } => pin::SLOTS,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use holdfast_ebpf::abi;
 use holdfast_engine::model::{
-    Backend, Boot, Entry, Ifindex, Mac, NameHash, PolicySlot, Protocol, Row, Selected, ServiceKey, Token,
+    Backend, Boot, Entry, Ifindex, Mac, NameHash, PolicySlot, Protocol, RouteKey, Row, Selected, Token,
     UidHash,
 };
 
@@ -43,25 +43,34 @@ pub(super) fn source_key(ifindex: Ifindex, source: IpAddr) -> abi::SourceKey {
     }
 }
 
-pub(super) fn service_key(ifindex: Ifindex, key: &ServiceKey) -> abi::ServiceKey {
-    let (family, address) = address(key.address);
-    abi::ServiceKey {
+/// Key of `services`; none for a prefix.
+pub(super) fn service_key(ifindex: Ifindex, key: &RouteKey) -> Option<abi::ServiceKey> {
+    let &RouteKey::Service {
+        address: destination,
+        protocol,
+        port,
+    } = key
+    else {
+        return None;
+    };
+    let (family, address) = address(destination);
+    Some(abi::ServiceKey {
         ifindex,
-        port: key.port.to_be(),
-        protocol: key.protocol.number(),
+        port: port.to_be(),
+        protocol: protocol.number(),
         family,
         address,
-    }
+    })
 }
 
 /// Back from a key of `services`; none for what no agent writes.
-pub(super) fn service_key_of(key: &abi::ServiceKey) -> Option<ServiceKey> {
+pub(super) fn service_key_of(key: &abi::ServiceKey) -> Option<RouteKey> {
     let protocol = match key.protocol {
         6 => Protocol::Tcp,
         17 => Protocol::Udp,
         _ => return None,
     };
-    Some(ServiceKey {
+    Some(RouteKey::Service {
         address: address_of(key.family, key.address)?,
         protocol,
         port: u16::from_be(key.port),
@@ -117,7 +126,10 @@ pub(super) fn row_of(ifindex: Ifindex, value: &abi::ConsumerRow) -> Option<Row> 
         token: Token::new(value.token),
         epoch: value.epoch,
         has_services: value.flags & abi::ConsumerRow::HAS_SERVICES != 0,
+        has_prefixes_v4: false,
+        has_prefixes_v6: false,
         has_sources: value.flags & abi::ConsumerRow::HAS_SOURCES != 0,
+        via: None,
     })
 }
 
@@ -211,6 +223,7 @@ pub(super) fn backend_of(value: &abi::Backend) -> Option<Backend> {
         mac: Mac(value.mac),
         address_v4: (value.address_v4 != [0; 4]).then(|| Ipv4Addr::from(value.address_v4).into()),
         address_v6: (value.address_v6 != [0; 16]).then(|| Ipv6Addr::from(value.address_v6).into()),
+        via: None,
         last_generation: target.last_generation,
         drain_until: (value.drain_until != 0).then_some(Boot(value.drain_until)),
     })
@@ -236,8 +249,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_service_key_comes_back(ifindex: u32, address in addresses(), tcp: bool, port: u16) {
-            let key = ServiceKey { address, protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port };
-            let raw = service_key(ifindex, &key);
+            let key = RouteKey::Service { address, protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port };
+            let raw = service_key(ifindex, &key).unwrap();
             prop_assert!(!is_claim(&raw));
             prop_assert!(is_claim(&claim_key(&raw)));
             prop_assert_eq!(service_key_of(&raw), Some(key));
@@ -245,7 +258,7 @@ mod tests {
 
         #[test]
         fn an_entry_comes_back_under_its_own_key_only(ifindex: u32, address in addresses(), policy: u32, open: bool) {
-            let key = service_key(ifindex, &ServiceKey { address, protocol: Protocol::Udp, port: 53 });
+            let key = service_key(ifindex, &RouteKey::Service { address, protocol: Protocol::Udp, port: 53 }).unwrap();
             let value = entry(&key, Entry { policy, open });
             prop_assert_eq!(entry_of(&key, &value), Some(Entry { policy, open }));
             let other = abi::ServiceKey { ifindex: ifindex ^ 1, ..key };
@@ -254,7 +267,9 @@ mod tests {
 
         #[test]
         fn a_row_comes_back(ifindex: u32, token in proptest::option::of(tokens()), epoch: u32, has_services: bool, has_sources: bool) {
-            let wanted = Row { token, epoch, has_services, has_sources };
+            let wanted = Row {
+                token, epoch, has_services, has_prefixes_v4: false, has_prefixes_v6: false, has_sources, via: None,
+            };
             prop_assert_eq!(row_of(ifindex, &row(ifindex, &wanted)), Some(wanted));
             prop_assert_eq!(row_of(ifindex ^ 1, &row(ifindex, &wanted)), None);
         }
@@ -283,6 +298,7 @@ mod tests {
                 policy, ifindex, token, mac: Mac(mac),
                 address_v4: v4.map(|bits| Ipv4Addr::from_bits(bits).into()),
                 address_v6: v6.map(|bits| Ipv6Addr::from_bits(bits).into()),
+                via: None,
                 last_generation, drain_until: drain_until.map(Boot),
             };
             prop_assert_eq!(backend_of(&backend(&wanted)), Some(wanted));

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use holdfast_ebpf::abi::{self, Verdict, generation_at_least, pin};
 use holdfast_engine::model::{
     Adoption, Backend, BackendId, Device, Entry, Identity, Ifindex, IntentProof, Mac, Op, OpDone, OpError,
-    OpResult, PolicySlot, RegistryRead, Row, ServiceKey, SlotId, Token,
+    OpResult, PolicySlot, RegistryRead, RouteKey, Row, SlotId, Token,
 };
 
 use super::{Answer, Datapath, DatapathError, MapStats, Packet, Sizes, Stats};
@@ -28,7 +28,8 @@ struct State {
     foreign_before: BTreeSet<Ifindex>,
     rows: BTreeMap<Ifindex, Row>,
     sources: BTreeSet<(Ifindex, IpAddr)>,
-    entries: BTreeMap<(Ifindex, ServiceKey), Entry>,
+    locals: BTreeSet<IpAddr>,
+    entries: BTreeMap<(Ifindex, RouteKey), Entry>,
     policies: BTreeMap<SlotId, PolicySlot>,
     slots: BTreeMap<u32, BackendId>,
     backends: BTreeMap<BackendId, Backend>,
@@ -43,7 +44,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct AnswerKey {
     producer: Ifindex,
-    service: ServiceKey,
+    service: RouteKey,
     consumer_address: IpAddr,
 }
 
@@ -150,8 +151,8 @@ const fn nowhere(verdict: Verdict) -> Answer {
     }
 }
 
-const fn service(packet: &Packet) -> ServiceKey {
-    ServiceKey {
+const fn service(packet: &Packet) -> RouteKey {
+    RouteKey::Service {
         address: packet.destination,
         protocol: packet.protocol,
         port: packet.port,
@@ -166,6 +167,13 @@ fn disproved<T>(message: impl Into<String>) -> Result<T, OpError> {
     Err(OpError::Disproved {
         message: message.into(),
     })
+}
+
+/// As the kernel's side says it.
+fn no_prefixes(key: &RouteKey) -> OpError {
+    OpError::Refused {
+        message: format!("{key}: there is no map for prefixes"),
+    }
 }
 
 impl State {
@@ -336,6 +344,16 @@ impl State {
             }
             Op::DeleteRow { ifindex } => done(u32::from(self.rows.remove(ifindex).is_some())),
             Op::WriteSources { ifindex, add, delete } => self.write_sources(*ifindex, add, delete),
+            Op::WriteLocals { add, delete } => {
+                let mut writes = 0;
+                for address in add {
+                    writes += u32::from(self.locals.insert(*address));
+                }
+                for address in delete.difference(add) {
+                    writes += u32::from(self.locals.remove(address));
+                }
+                done(writes)
+            }
             Op::WriteEntries { ifindex, entries } => self.write_entries(*ifindex, entries),
             Op::DeleteEntries { ifindex, keys } => {
                 let before = self.services_len();
@@ -430,8 +448,11 @@ impl State {
 
     /// Entries, and one claim for each address that has any.
     fn services_len(&self) -> u32 {
-        let claims: BTreeSet<(Ifindex, IpAddr)> =
-            self.entries.keys().map(|(of, key)| (*of, key.address)).collect();
+        let claims: BTreeSet<(Ifindex, IpAddr)> = self
+            .entries
+            .keys()
+            .map(|(of, key)| (*of, key.address()))
+            .collect();
         (self.entries.len() + claims.len()) as u32
     }
 
@@ -468,7 +489,10 @@ impl State {
         done(writes)
     }
 
-    fn write_entries(&mut self, ifindex: Ifindex, entries: &BTreeMap<ServiceKey, Entry>) -> OpResult {
+    fn write_entries(&mut self, ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> OpResult {
+        if let Some(prefix) = entries.keys().find(|key| key.is_prefix()) {
+            return Err(no_prefixes(prefix));
+        }
         let before = self.entries.clone();
         let len_before = self.services_len();
         let mut changed = 0;
@@ -546,25 +570,33 @@ impl State {
         done(0)
     }
 
-    fn prove_destination(&self, proof: &IntentProof, key: &ServiceKey, entry: Entry) -> Result<(), OpError> {
+    fn prove_destination(&self, proof: &IntentProof, key: &RouteKey, entry: Entry) -> Result<(), OpError> {
+        let &RouteKey::Service {
+            address: destination,
+            protocol,
+            port,
+        } = key
+        else {
+            return Err(no_prefixes(key));
+        };
         let of_family: Vec<IpAddr> = proof
             .sources
             .iter()
             .copied()
-            .filter(|source| source.is_ipv4() == key.address.is_ipv4())
+            .filter(|source| source.is_ipv4() == destination.is_ipv4())
             .collect();
         let spoofed = of_family.is_empty() && proof.row.has_sources;
         let sources = if of_family.is_empty() {
-            vec![key.address]
+            vec![destination]
         } else {
             of_family
         };
         for source in sources {
             let packet = Packet {
                 source,
-                destination: key.address,
-                protocol: key.protocol,
-                port: key.port,
+                destination,
+                protocol,
+                port,
             };
             let answer = self.request(proof.device.ifindex, &packet, true);
             let right = if spoofed {
@@ -620,6 +652,7 @@ impl Datapath for Fake {
         let mut adoption = Adoption {
             attached: state.attached.clone(),
             rows: state.rows.clone(),
+            locals: state.locals.clone(),
             policies: state.policies.clone(),
             backends: state.backends.clone(),
             ..Adoption::default()

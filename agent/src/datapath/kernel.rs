@@ -302,6 +302,9 @@ impl Datapath for Kernel {
             Op::WriteSources { ifindex, add, delete } => {
                 self.write(|writer| writer.write_sources(*ifindex, add, delete))
             }
+            Op::WriteLocals { .. } => Err(OpError::Refused {
+                message: "there is no map for the node's own addresses".to_owned(),
+            }),
             Op::WriteEntries { ifindex, entries } => {
                 self.write(|writer| writer.write_entries(*ifindex, entries))
             }

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 
 use holdfast_ebpf::abi::{Verdict, control, pin, probe};
 use holdfast_engine::model::{
-    Backend, BackendId, Device, Entry, Ifindex, IntentProof, OpError, Protocol, Selected, ServiceKey, SlotId,
+    Backend, BackendId, Device, Entry, Ifindex, IntentProof, OpError, Protocol, RouteKey, Selected, SlotId,
     Token,
 };
 use rustix::io::Errno;
@@ -227,17 +227,17 @@ impl Prover<'_> {
     fn entries(
         &self,
         ifindex: Ifindex,
-        entries: &BTreeMap<ServiceKey, Entry>,
+        entries: &BTreeMap<RouteKey, Entry>,
     ) -> Result<BTreeSet<SlotId>, OpError> {
         for (service, entry) in entries {
-            let key = convert::service_key(ifindex, service);
+            let key = convert::service_key(ifindex, service).ok_or_else(|| write::no_prefixes(service))?;
             let found = self
                 .maps
                 .services
                 .lookup(&key)
                 .map_err(|errno| write::refused("reading", pin::SERVICES, errno))?;
             compare(
-                format_args!("entry {} of device {ifindex}", shown(service)),
+                format_args!("entry {service} of device {ifindex}"),
                 &convert::entry(&key, *entry),
                 found.as_ref(),
             )?;
@@ -298,29 +298,37 @@ impl Prover<'_> {
         &self,
         program: &Program,
         proof: &IntentProof,
-        key: &ServiceKey,
+        key: &RouteKey,
         entry: Entry,
     ) -> Result<(), OpError> {
+        let &RouteKey::Service {
+            address: destination,
+            protocol,
+            port,
+        } = key
+        else {
+            return Err(write::no_prefixes(key));
+        };
         let of_family: Vec<IpAddr> = proof
             .sources
             .iter()
             .copied()
-            .filter(|source| source.is_ipv4() == key.address.is_ipv4())
+            .filter(|source| source.is_ipv4() == destination.is_ipv4())
             .collect();
         // A consumer whose addresses are known, none of them of this family, cannot send such a packet: whatever
         // comes is spoofed, and that is what the program must say.
         let spoofed = of_family.is_empty() && proof.row.has_sources;
         let sources = if of_family.is_empty() {
-            vec![made_up(key.address)]
+            vec![made_up(destination)]
         } else {
             of_family
         };
         for source in sources {
             let packet = Packet {
                 source,
-                destination: key.address,
-                protocol: key.protocol,
-                port: key.port,
+                destination,
+                protocol,
+                port,
             };
             let answer = self.ask(program, proof.device.ifindex, &packet, Question::AS_IF_OPEN)?;
             let right = if spoofed {
@@ -336,8 +344,7 @@ impl Prover<'_> {
             };
             if !right {
                 return Err(disproved(format!(
-                    "asked for {} from {source}, the program of device {} answers {answer:?}",
-                    shown(key),
+                    "asked for {key} from {source}, the program of device {} answers {answer:?}",
                     proof.device.ifindex
                 )));
             }
@@ -467,14 +474,6 @@ const LOOPBACK: Ifindex = 1;
 
 /// Where a packet goes whose route is not looked up.
 const DESTINATION_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-
-fn shown(key: &ServiceKey) -> String {
-    let protocol = match key.protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-    };
-    format!("{} {protocol} {}", key.address, key.port)
-}
 
 /// Source port of probes: ephemeral, no service's.
 const SOURCE_PORT: u16 = 49_152;

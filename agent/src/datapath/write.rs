@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_ebpf::abi::{self, pin};
 use holdfast_engine::model::{
-    Backend, BackendId, Entry, Ifindex, OpError, PolicySlot, Row, ServiceKey, SlotId,
+    Backend, BackendId, Entry, Ifindex, OpError, PolicySlot, RouteKey, Row, SlotId,
 };
 use rustix::io::Errno;
 
@@ -253,12 +253,17 @@ impl Writer<'_> {
     pub(super) fn write_entries(
         &mut self,
         ifindex: Ifindex,
-        entries: &BTreeMap<ServiceKey, Entry>,
+        entries: &BTreeMap<RouteKey, Entry>,
     ) -> Result<(), OpError> {
         let maps = self.maps;
         let mut done: Vec<(abi::ServiceKey, Option<abi::RouteEntry>)> = Vec::new();
+        if let Some(prefix) = entries.keys().find(|key| key.is_prefix()) {
+            return Err(no_prefixes(prefix));
+        }
         for (key, entry) in entries {
-            let key = convert::service_key(ifindex, key);
+            let Some(key) = convert::service_key(ifindex, key) else {
+                continue;
+            };
             let claim = convert::claim_key(&key);
             // The claim goes first: a fragment of a claimed destination must never find no mark.
             for (key, value) in [
@@ -287,10 +292,10 @@ impl Writer<'_> {
     }
 
     /// Elements that `entries` need beyond those that are there.
-    fn missing(&self, ifindex: Ifindex, entries: &BTreeMap<ServiceKey, Entry>) -> u64 {
+    fn missing(&self, ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> u64 {
         let wanted: BTreeSet<Service> = entries
             .keys()
-            .map(|key| convert::service_key(ifindex, key))
+            .filter_map(|key| convert::service_key(ifindex, key))
             .flat_map(|key| [service(&convert::claim_key(&key)), service(&key)])
             .collect();
         wanted.difference(&self.known.services).count() as u64
@@ -319,13 +324,14 @@ impl Writer<'_> {
     pub(super) fn delete_entries(
         &mut self,
         ifindex: Ifindex,
-        keys: &BTreeSet<ServiceKey>,
+        keys: &BTreeSet<RouteKey>,
     ) -> Result<(), OpError> {
         let mut outcome = Ok(());
         for key in keys {
-            let key = convert::service_key(ifindex, key);
             // One that fails does not keep the others.
-            let deleted = self.delete_service(&key);
+            let deleted = convert::service_key(ifindex, key)
+                .ok_or_else(|| no_prefixes(key))
+                .and_then(|key| self.delete_service(&key));
             outcome = outcome.and(deleted);
         }
         outcome
@@ -429,6 +435,13 @@ fn outside(map: &'static str, index: u32, have: u32, errno: Errno) -> OpError {
 pub(super) fn refused(operation: &str, map: &str, errno: Errno) -> OpError {
     OpError::Refused {
         message: format!("{operation} map {map}: {}", io::Error::from(errno)),
+    }
+}
+
+/// What the maps of this layout do not take.
+pub(super) fn no_prefixes(key: &RouteKey) -> OpError {
+    OpError::Refused {
+        message: format!("{key}: there is no map for prefixes"),
     }
 }
 

@@ -103,6 +103,7 @@ impl Rig {
                 backends: 64,
             },
             features: Kernel::FEATURES,
+            neighbour_only: false,
             hashes: hash::hashes(),
         });
         let driver = Driver::new(

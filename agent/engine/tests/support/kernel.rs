@@ -40,6 +40,10 @@ impl Kernel {
                     pins.sources.remove(ifindex);
                 }
             }
+            Op::WriteLocals { add, delete } => {
+                pins.locals.extend(add);
+                pins.locals.retain(|address| !delete.contains(address));
+            }
             Op::WriteEntries { ifindex, entries } => {
                 pins.entries.entry(*ifindex).or_default().extend(entries);
             }

@@ -67,6 +67,7 @@ pub fn config(features: Features) -> Config {
             backends: 256,
         },
         features,
+        neighbour_only: false,
         hashes: Hashes {
             name: name_hash,
             uid: uid_hash,
@@ -113,8 +114,8 @@ pub fn service(n: u8) -> Destination {
 }
 
 /// Its key.
-pub fn key(n: u8) -> ServiceKey {
-    ServiceKey {
+pub fn key(n: u8) -> RouteKey {
+    RouteKey::Service {
         address: IpAddr::from([10, 96, 0, n]),
         protocol: Protocol::Udp,
         port: 53,
@@ -198,7 +199,7 @@ pub fn identity(value: u64, n: u8) -> RegistryRead {
 
 /// An operation in one short line, complete but for hashes.
 pub fn brief(op: &Op) -> String {
-    let entries = |entries: &BTreeMap<ServiceKey, Entry>| {
+    let entries = |entries: &BTreeMap<RouteKey, Entry>| {
         entries
             .iter()
             .map(|(key, entry)| {
@@ -243,6 +244,7 @@ pub fn brief(op: &Op) -> String {
         }
         Op::DeleteRow { ifindex } => format!("delete row {ifindex}"),
         Op::WriteSources { ifindex, add, delete } => format!("sources {ifindex} +{add:?} -{delete:?}"),
+        Op::WriteLocals { add, delete } => format!("locals +{add:?} -{delete:?}"),
         Op::WriteEntries {
             ifindex,
             entries: all,
@@ -286,10 +288,14 @@ pub fn brief(op: &Op) -> String {
     }
 }
 
-fn short(key: &ServiceKey) -> String {
-    match key.address {
-        IpAddr::V4(address) => address.octets()[3].to_string(),
-        IpAddr::V6(address) => address.to_string(),
+fn short(key: &RouteKey) -> String {
+    match key {
+        RouteKey::Service {
+            address: IpAddr::V4(address),
+            ..
+        } => address.octets()[3].to_string(),
+        RouteKey::Service { address, .. } => address.to_string(),
+        RouteKey::Prefix { .. } => key.to_string(),
     }
 }
 
