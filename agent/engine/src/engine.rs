@@ -378,8 +378,8 @@ impl Engine {
     /// The row of an identity that died is gone.
     pub(crate) fn identity_deleted(&mut self, ifindex: Ifindex) {
         if self.ports.contains_key(&ifindex) {
-            // A read that is under way may still bring it.
-            self.read(ifindex, true);
+            // A read that is under way may still bring it, and is not believed.
+            self.read(ifindex, false);
         } else {
             self.dead.remove(&ifindex);
         }
@@ -473,6 +473,10 @@ impl Engine {
         let Some(port) = self.ports.get_mut(&ifindex) else {
             return;
         };
+        if self.out.reads.contains(&ifindex) {
+            // Not handed over yet: it will be carried out after this moment.
+            return;
+        }
         if port.read.out.is_some() {
             port.read.again = true;
             port.read.void |= fresh;
@@ -745,6 +749,7 @@ impl Engine {
         for policy in touched {
             self.view_policy(policy);
         }
+        self.date_reads();
         let mut reports = std::mem::take(&mut self.dirty.reports);
         self.out.reports.append(&mut reports);
         self.timer(Timer::Silence, self.silence_due());
@@ -764,6 +769,19 @@ impl Engine {
         if self.may_remove() {
             // What is in no complete list has no times to be remembered.
             self.memory.clear();
+        }
+    }
+
+    /// Patience with a read begins when it is handed over, not when it was wanted.
+    fn date_reads(&mut self) {
+        let due = self.now.boot.plus(SILENCE);
+        for ifindex in &self.out.reads {
+            if let Some(port) = self.ports.get_mut(ifindex) {
+                self.reads_due.remove(&(port.read.due, *ifindex));
+                port.read.out = Some(self.now.boot);
+                port.read.due = due;
+                self.reads_due.insert((due, *ifindex));
+            }
         }
     }
 
@@ -812,12 +830,14 @@ impl Engine {
             .order
             .iter()
             .take_while(|(rank, _, _)| *rank == 0)
-            .any(
-                |(_, _, attachment)| match state.intents.get(attachment).map(|i| i.state) {
-                    Some(State::Failed(reason)) => crate::intent::retriable(reason),
-                    _ => false,
-                },
-            );
+            .any(|(_, _, attachment)| match state.intents.get(attachment) {
+                // What could not be claimed is tried again, also where nothing else can be hoped for.
+                Some(intent) if intent.entries_trouble.is_some() => true,
+                Some(intent) => {
+                    matches!(intent.state, State::Failed(reason) if crate::intent::retriable(reason))
+                }
+                None => false,
+            });
         let wanted = state.counts.held > 0
             || failing
             || (!state.intents.is_empty()

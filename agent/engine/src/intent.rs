@@ -75,6 +75,9 @@ pub(crate) struct Intent {
     pub(crate) touched: OpId,
     /// The incarnation for which a proof has let it go live. Its open entries may stay open for that one.
     pub(crate) vetted: Option<(Mac, Token)>,
+    /// The selector has led to exactly what its policy wanted while it had the right to it: of that set it keeps
+    /// what it reached while the next one is not there.
+    pub(crate) entitled: bool,
     /// Its entries could not be written.
     pub(crate) entries_trouble: Option<Trouble>,
     /// 1: its entries are kept closed because a write of them failed; 2: those that may be there are deleted.
@@ -228,6 +231,7 @@ impl Intent {
             proof: Proof::None,
             touched: OpId(0),
             vetted: None,
+            entitled: false,
             entries_trouble: None,
             fallback: 0,
             proof_trouble: None,

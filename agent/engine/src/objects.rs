@@ -88,7 +88,9 @@ pub(crate) struct PolicyState {
     /// The selector leads to exactly the set that this generation wants.
     pub(crate) current: bool,
     pub(crate) served: Option<Served>,
-    /// A producer's identity was never read: the set stays as adopted.
+    /// A producer's identity has not been read yet: the set stays as adopted.
+    pub(crate) unread: bool,
+    /// A producer's identity could never be read: the set stays as adopted.
     pub(crate) unreadable: Option<String>,
     /// Consumers whose entries did not fit.
     pub(crate) full: BTreeSet<AttachmentId>,
@@ -270,6 +272,7 @@ impl Engine {
             overdue_said: false,
             current: false,
             served: None,
+            unread: false,
             unreadable: None,
             full: BTreeSet::new(),
             face: None,
@@ -453,8 +456,11 @@ impl Engine {
                 port.attachments.remove(&id);
                 if port.winner == Some(id) {
                     port.winner = None;
+                    port.ready = None;
+                    port.coming = false;
                 }
             }
+            self.dirty_producers_of(ifindex);
             self.dirty.ports.insert(ifindex);
         }
         self.dirty.loose.remove(&id);

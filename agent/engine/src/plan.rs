@@ -452,7 +452,9 @@ impl Engine {
             (What::Detach(_), Err(_)) => port.program.failed(op),
             (What::Clear { .. }, Ok(_) | Err(OpError::NoDevice)) => {
                 port.cleared(op);
-                port.troubles.remove(&Goal::Cleared);
+                // Nothing is there any more of what the others were about.
+                port.troubles
+                    .retain(|goal, _| matches!(goal, Goal::Attached | Goal::Detached));
             }
             (What::Clear { .. }, Err(_)) => port.clear_failed(op),
             (

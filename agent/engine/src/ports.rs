@@ -483,7 +483,11 @@ impl Engine {
             if port.winner == Some(id) {
                 port.winner = None;
                 port.ready = None;
+                port.coming = false;
             }
+        }
+        if let Some(before) = before {
+            self.dirty_producers_of(before);
         }
         self.dirty.ports.extend(before);
         if let Some(ifindex) = holder {
@@ -655,6 +659,7 @@ impl Engine {
             // A clear that failed was for an earlier wish: what it left unknown is written anew.
             port.troubles.remove(&Goal::Cleared);
             self.trace(port, claims);
+            self.entitle(claims);
             let plans = self.plans(ifindex, port, claims);
             let target = self.target(port, claims);
             let opening = target.is_some()
@@ -672,6 +677,20 @@ impl Engine {
             self.plan_proofs(port, claims, &plans, target);
         }
         self.plan_program(ifindex, port, claims);
+    }
+
+    /// Notes which intents may use the set that their policy leads to now.
+    fn entitle(&mut self, claims: &Claims) {
+        for claim in &claims.intents {
+            let right = claim.conflict.is_none() && claim.refused.is_none();
+            let Some(state) = self.objects.policies.get_mut(&claim.policy) else {
+                continue;
+            };
+            let current = state.current;
+            if let Some(intent) = state.intents.get_mut(&claim.attachment) {
+                intent.entitled = right && (current || intent.entitled);
+            }
+        }
     }
 
     /// An earlier life may have ended between the closing of an entry and the new epoch: flows may still be
@@ -826,7 +845,12 @@ impl Engine {
             let Some(consumer) = self.objects.attachments.get(&claim.attachment) else {
                 return false;
             };
-            return spec.consumers.matches(&consumer.object.labels)
+            let entitled = state
+                .intents
+                .get(&claim.attachment)
+                .is_some_and(|intent| intent.entitled);
+            return entitled
+                && spec.consumers.matches(&consumer.object.labels)
                 && crate::conflict::services(spec).any(|service| service == *key);
         }
         port.entries.get(key).is_some_and(|cell| {
@@ -884,7 +908,14 @@ impl Engine {
             plan.undecided = allowed && token.is_some() && state.progressing(self);
             return plan;
         };
-        let reachable = slot.reaches_other_than(ifindex);
+        let reachable = slot.reaches(|(member, token)| {
+            member != ifindex
+                && self
+                    .ports
+                    .get(&member)
+                    .and_then(|port| port.ready.as_ref())
+                    .is_some_and(|ready| ready.token == token)
+        });
         let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
         plan.deliverable = allowed && token.is_some() && reachable && granted && !claim.keys.is_empty();
         if let (Proof::Good(op, proven_for, keys), Some(token)) = (intent.proof, token) {
@@ -984,11 +1015,11 @@ impl Engine {
                     continue;
                 }
                 // Nobody's, or its new owner has no slot yet: closed first, so that a crash in the middle
-                // leaves a trace, then gone. There is no slot for a new owner as long as entries keep the old
-                // one's in use.
+                // leaves a trace, then gone. There is no slot for a new owner as long as entries keep one in
+                // use that is nobody's.
                 let homeless = claim.is_none_or(|index| {
                     let policy = self.objects.policies.get(&plans[index].policy);
-                    policy.is_some_and(|state| state.slot_trouble.is_some())
+                    policy.is_some_and(|state| state.slot_trouble.is_some()) && self.leads_to_nobody(cell)
                 });
                 if may_deliver {
                     if let Some(entry) = cell.values().iter().flatten().find(|entry| entry.open) {
@@ -1061,6 +1092,9 @@ impl Engine {
                 writes.entry(index).or_default().insert(key, wanted);
             }
         }
+        if revokes.is_empty() && deletes.is_empty() {
+            port.troubles.remove(&Goal::Unclaimed);
+        }
         for (index, entries) in writes {
             self.write_entries(ifindex, port, &plans[index], entries, live, target);
         }
@@ -1070,6 +1104,15 @@ impl Engine {
             // It goes on delivering although nobody wants it: the whole interface is closed.
             port.troubles.remove(&Goal::RowOpen);
         }
+    }
+
+    /// Whether the slot that an entry leads to has no owner any more.
+    fn leads_to_nobody(&self, cell: &Cell<Option<Entry>>) -> bool {
+        cell.values().iter().flatten().all(|entry| {
+            self.slots
+                .get(&entry.policy)
+                .is_none_or(|slot| slot.owner.is_none())
+        })
     }
 
     /// Whether the next life would see that flows of the old owner may still be there.
@@ -1606,16 +1649,21 @@ impl Engine {
                 intent.proof_trouble = Some(Trouble::of(&error, FailReason::ProofFailed));
                 intent.vetted = None;
                 if let (OpError::Detached { .. }, Some(ifindex)) = (&error, ifindex) {
-                    // The program is gone: it is attached anew, under a closed row.
-                    if let Some(port) = self.ports.get_mut(&ifindex)
-                        && port.program.idle()
-                    {
-                        port.program = Cell::Sure(None);
-                    }
-                    self.dirty_interface_of(ifindex);
+                    self.program_gone(ifindex);
                 }
             }
         }
+    }
+
+    /// A proof found that the program is gone: it is attached anew, under a closed row.
+    pub(crate) fn program_gone(&mut self, ifindex: Ifindex) {
+        if let Some(port) = self.ports.get_mut(&ifindex)
+            && port.program.idle()
+        {
+            port.program = Cell::Sure(None);
+            self.dirty.ports.insert(ifindex);
+        }
+        self.dirty_interface_of(ifindex);
     }
 
     // --- states --------------------------------------------------------------------------------------------
@@ -1685,7 +1733,7 @@ impl Engine {
     }
 
     fn producers_of(&self, state: &PolicyState, consumer: AttachmentId) -> Producers {
-        let coming = || state.coming.iter().any(|coming| *coming != consumer);
+        let coming = || state.unread || state.coming.iter().any(|coming| *coming != consumer);
         if state.ready_for(consumer) || (!state.waiting && coming()) {
             Producers::Ready
         } else if state.waiting {

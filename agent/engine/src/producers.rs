@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use crate::backoff::Backoff;
 use crate::cell::Cell;
 use crate::engine::{Engine, Timer};
+use crate::gate::Known;
 use crate::model::{
     Adoption, Backend, BackendId, Boot, Delivery, Destination, Device, FailReason, Happening, Ifindex, Level,
     LogLine, Mac, NameHash, OnDeadline, Op, OpError, OpId, OpResult, PolicySlot, PolicySpec, Selected,
@@ -144,6 +145,7 @@ pub(crate) struct Face {
     ready: BTreeSet<AttachmentId>,
     coming: BTreeSet<AttachmentId>,
     refusal: Option<(FailReason, String)>,
+    unread: bool,
     unreadable: Option<String>,
     trouble: Option<Trouble>,
     full: BTreeSet<AttachmentId>,
@@ -195,12 +197,12 @@ impl SlotState {
         self.sets.last().is_some_and(|set| set.selected.length > 0)
     }
 
-    /// Whether the selector leads to somebody who is not on this interface.
-    pub(crate) fn reaches_other_than(&self, ifindex: Ifindex) -> bool {
+    /// Whether the selector leads to a member like this.
+    pub(crate) fn reaches(&self, like: impl Fn(MemberKey) -> bool) -> bool {
         self.backends_out.is_empty()
             && self
                 .selected_set()
-                .is_some_and(|set| set.members.keys().any(|(member, _)| *member != ifindex))
+                .is_some_and(|set| set.members.keys().any(|member| like(*member)))
     }
 
     /// Whether something is out that will move it on.
@@ -400,6 +402,8 @@ impl Engine {
         let mut ready_ids = BTreeSet::new();
         let mut coming = BTreeSet::new();
         let mut trouble = false;
+        // Until an identity has been read that an earlier life knew, the set stays as that life left it.
+        let mut stays = false;
         let mut unreadable = None;
         let mut undeliverable = None;
         for producer in &state.producers {
@@ -414,10 +418,13 @@ impl Engine {
                 coming.insert(*producer);
             }
             if self.frozen(port) {
-                unreadable = Some(format!(
-                    "the identity of producer {} could not be read yet",
-                    attachment.object.name
-                ));
+                stays = true;
+                if matches!(port.known, Known::Unreadable(_)) {
+                    unreadable = Some(format!(
+                        "the identity of producer {} could not be read yet",
+                        attachment.object.name
+                    ));
+                }
             }
             let Some(member) = port
                 .ready
@@ -467,7 +474,7 @@ impl Engine {
         }
         if self.passed {
             let wanted = has_intents || !knows_content;
-            self.plan_slot(id, wanted, knows_content, &ready, unreadable);
+            self.plan_slot(id, wanted, knows_content, &ready, stays, unreadable);
         }
         self.look(id);
     }
@@ -478,6 +485,7 @@ impl Engine {
         wanted: bool,
         knows_content: bool,
         ready: &BTreeMap<MemberKey, Wanted>,
+        mut stays: bool,
         mut unreadable: Option<String>,
     ) {
         if !wanted {
@@ -487,6 +495,7 @@ impl Engine {
             }
             if let Some(state) = self.objects.policies.get_mut(&id) {
                 state.slot_trouble = None;
+                state.unread = false;
                 state.unreadable = None;
                 state.current = false;
                 state.waiting = false;
@@ -506,28 +515,30 @@ impl Engine {
         } else {
             self.kept_slots.insert(slot);
         }
-        if let Some(frozen) = self.frozen_member(slot) {
-            unreadable = Some(frozen);
+        for ifindex in self.frozen_members(slot) {
+            stays = true;
+            if let Some(Known::Unreadable(_)) = self.ports.get(&ifindex).map(|port| &port.known) {
+                unreadable = Some(format!(
+                    "the identity behind interface {ifindex}, which serves, could not be read yet"
+                ));
+            }
         }
-        let stays = unreadable.is_some() || !knows_content;
         if let Some(state) = self.objects.policies.get_mut(&id) {
+            state.unread = stays && unreadable.is_none();
             state.unreadable = unreadable;
         }
-        if !stays {
+        if !stays && knows_content {
             self.drive(id, slot, ready);
         }
     }
 
-    /// A member of the selected set whose identity could not be read yet.
-    fn frozen_member(&self, slot: SlotId) -> Option<String> {
-        let slot = self.slots.get(&slot)?;
-        slot.sets
-            .iter()
-            .flat_map(|set| set.members.keys())
-            .find(|(ifindex, _)| self.ports.get(ifindex).is_some_and(|port| self.frozen(port)))
-            .map(|(ifindex, _)| {
-                format!("the identity behind interface {ifindex}, which serves, could not be read yet")
-            })
+    /// Interfaces of members of the selected set whose identity an earlier life knew and this one has not read yet.
+    fn frozen_members(&self, slot: SlotId) -> BTreeSet<Ifindex> {
+        let sets = self.slots.get(&slot).into_iter().flat_map(|slot| &slot.sets);
+        sets.flat_map(|set| set.members.keys())
+            .map(|(ifindex, _)| *ifindex)
+            .filter(|ifindex| self.ports.get(ifindex).is_some_and(|port| self.frozen(port)))
+            .collect()
     }
 
     /// The slot of a policy: the one that an earlier life gave it, or a new one.
@@ -800,6 +811,10 @@ impl Engine {
             .spec
             .as_ref()
             .is_some_and(|spec| spec.while_held == WhileHeld::Pass);
+        if pass && !value.pass_while_held && self.has_dirty_ports(slot) {
+            // It cannot be said yet; it can once those are planned.
+            self.dirty.late.insert(id);
+        }
         let pass = pass && (value.pass_while_held || self.may_pass(id, slot));
         let Some(state) = self.objects.policies.get(&id) else {
             return;
@@ -828,12 +843,19 @@ impl Engine {
             .policies
             .get(&id)
             .is_some_and(|state| state.face.as_ref().is_some_and(|face| face.spec == state.spec));
-        let Some(ports) = self.slot_ports.get(&slot) else {
+        if !self.slot_ports.contains_key(&slot) {
             return true;
-        };
+        }
         planned
-            && ports.iter().all(|ifindex| !self.dirty.ports.contains(ifindex))
+            && !self.has_dirty_ports(slot)
             && self.slots.get(&slot).is_some_and(|state| state.removing == 0)
+    }
+
+    /// Whether interfaces with entries that lead to this slot are still to be planned.
+    fn has_dirty_ports(&self, slot: SlotId) -> bool {
+        self.slot_ports
+            .get(&slot)
+            .is_some_and(|ports| ports.iter().any(|ifindex| self.dirty.ports.contains(ifindex)))
     }
 
     fn resend_selector(&mut self, id: PolicyId, slot: SlotId) {
@@ -1354,6 +1376,14 @@ impl Engine {
                 self.slot_answered(slot, None);
             }
             Err(error) => {
+                let of_this_device = |device: &Device| {
+                    self.ports
+                        .get(&device.ifindex)
+                        .is_some_and(|port| port.is_of_this_device(op))
+                };
+                if let (OpError::Detached { .. }, Some(device)) = (&error, device.filter(of_this_device)) {
+                    self.program_gone(device.ifindex);
+                }
                 self.slot_answered(slot, Some(error.clone()));
                 if let Some(state) = self.slots.get_mut(&slot) {
                     state.trouble = Some(Trouble::of(&error, FailReason::ProofFailed));
@@ -1604,6 +1634,7 @@ impl Engine {
             refusal: state
                 .refusal()
                 .map(|(reason, message)| (reason, message.to_owned())),
+            unread: state.unread,
             unreadable: state.unreadable.clone(),
             trouble: state
                 .slot_trouble
