@@ -274,7 +274,7 @@ generation {} is answered by producer {answered}. (Established conversations may
                 .iter()
                 .map(|&address: &IpAddr| (address, self.service.port))
                 .collect(),
-            pass_while_held: false,
+            ..Policy::default()
         }
     }
 

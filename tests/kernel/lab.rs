@@ -6,9 +6,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use holdfast_tests::bulk::{self, Sink};
+use holdfast_tests::guest::Frames;
 use holdfast_tests::suite::{self, Need};
-use holdfast_tests::traffic::{Flow, Producer, ask, ask_tcp};
-use holdfast_tests::{EVENT_BUDGET, Lab, say, until};
+use holdfast_tests::traffic::{Flow, Producer, ask, ask_tcp, ping};
+use holdfast_tests::workload::Link;
+use holdfast_tests::{EVENT_BUDGET, Lab, Workload, counters, say, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn main() -> ExitCode {
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
         &[Need::Namespaces],
         &[
             ("the_bystander_loses_nothing", the_bystander_loses_nothing),
+            ("every_link_carries_everything", every_link_carries_everything),
             ("what_is_lost_is_counted", what_is_lost_is_counted),
             (
                 "nothing_is_left_when_a_test_is_interrupted",
@@ -57,6 +61,48 @@ fn the_bystander_loses_nothing() -> anyhow::Result<()> {
         ensure!(tally.rate >= 5_000.0, "too slow: {tally}");
         // Nobody serves the services, and nothing arrives.
         lab.not_served(0, 0)
+    })
+}
+
+fn every_link_carries_everything() -> anyhow::Result<()> {
+    let links = [
+        Link::Veth,
+        Link::Bridged,
+        Link::Tap(Frames::Whole),
+        Link::Tap(Frames::Scattered),
+    ];
+    let mut server = Workload::new("s0", 40, &[], &[]);
+    Lab::new()?.run(|lab| {
+        server.create(&mut lab.node)?;
+        let at = server.addresses.map(|address| (address, 4000).into());
+        let bulk = server.addresses.map(|address| (address, 4001).into());
+        let _producer = Producer::serve(server.space()?, 7, &at)?;
+        let _sinks = bulk
+            .map(|at| Sink::listen(server.space()?, at))
+            .into_iter()
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        for (number, link) in (41..).zip(links) {
+            let mut workload = Workload::new(&format!("w{number}"), number, &[], &[]).linked(link);
+            workload.asked_for = true;
+            workload.create(&mut lab.node)?;
+            let space = workload.space()?;
+            for (at, bulk) in at.into_iter().zip(bulk) {
+                let carries = || -> anyhow::Result<u64> {
+                    ensure!(ping(space, at.ip(), EVENT_BUDGET)?, "no echo");
+                    let by = ask(space, at, EVENT_BUDGET)?;
+                    ensure!(by == Some(7), "answered by {by:?}");
+                    ensure!(ask_tcp(space, at, EVENT_BUDGET)? == 7);
+                    let before = counters::sent_by(space, "eth0")?;
+                    bulk::send(space, bulk, 20_000_000)?;
+                    let after = counters::sent_by(space, "eth0")?;
+                    Ok((after.1 - before.1) / (after.0 - before.0))
+                };
+                let size = carries().with_context(|| format!("by {link:?} to {at}"))?;
+                ensure!(size > 3_000, "{link:?} carries packets of {size} bytes");
+            }
+            workload.delete(&mut lab.node)?;
+        }
+        Ok(())
     })
 }
 

@@ -191,7 +191,7 @@ impl Lab {
                 .into_iter()
                 .map(|address| (address, service.port))
                 .collect(),
-            pass_while_held: false,
+            ..Policy::default()
         }
     }
 

@@ -9,6 +9,7 @@ pub mod cases;
 pub mod counters;
 pub mod floor;
 pub mod ground;
+pub mod guest;
 pub mod lab;
 pub mod node;
 pub mod objects;

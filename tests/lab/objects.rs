@@ -43,8 +43,8 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// A `RoutePolicy` for services, with direct delivery.
-#[derive(Clone, Debug)]
+/// A `RoutePolicy` with direct delivery.
+#[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// Name.
     pub name: String,
@@ -54,6 +54,8 @@ pub struct Policy {
     pub producers: (String, String),
     /// Address and port of each service, by TCP and by UDP.
     pub services: Vec<(IpAddr, u16)>,
+    /// Prefixes, of all protocols.
+    pub prefixes: Vec<String>,
     /// `whileHeld: Pass` instead of `Drop`.
     pub pass_while_held: bool,
 }
@@ -74,6 +76,9 @@ impl fmt::Display for Policy {
                     address.to_string()
                 )?;
             }
+        }
+        for prefix in &self.prefixes {
+            writeln!(spec, "  - {{address: {prefix:?}}}")?;
         }
         if self.pass_while_held {
             spec.push_str("  whileHeld: Pass\n");

@@ -10,6 +10,7 @@ use crate::Space;
 
 /// From `linux/sockios.h` and `linux/ethtool.h`: libc does not have them.
 const SIOCETHTOOL: u32 = 0x8946;
+const ETHTOOL_SGRO: u32 = 0x2c;
 const SETTERS: [u32; 5] = [
     0x17, // ETHTOOL_STXCSUM
     0x19, // ETHTOOL_SSG
@@ -39,20 +40,35 @@ struct Request {
 /// # Errors
 /// When the device is not there or refuses.
 pub fn switch(space: &Space, device: &str, on: bool) -> anyhow::Result<()> {
+    SETTERS
+        .into_iter()
+        .try_for_each(|command| set(space, device, command, on))
+}
+
+/// Switches whether the kernel puts packets of one stream together as they come.
+///
+/// # Errors
+/// When the device is not there or refuses.
+pub fn switch_gro(space: &Space, device: &str, on: bool) -> anyhow::Result<()> {
+    set(space, device, ETHTOOL_SGRO, on)
+}
+
+fn set(space: &Space, device: &str, command: u32, on: bool) -> anyhow::Result<()> {
     let socket = space.inside(|| {
-        let socket =
-            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        Ok(socket)
+        let flags = SocketFlags::CLOEXEC;
+        Ok(rustix::net::socket_with(
+            AddressFamily::INET,
+            SocketType::DGRAM,
+            flags,
+            None,
+        )?)
     })?;
-    for command in SETTERS {
-        set(&socket, device, command, on)
-            .with_context(|| format!("cannot switch offload {command:#x} of {device}"))?;
-    }
-    Ok(())
+    ask(&socket, device, command, on)
+        .with_context(|| format!("cannot switch offload {command:#x} of {device}"))
 }
 
 #[expect(unsafe_code, reason = "ioctl(2) with a pointer in its argument")]
-fn set(socket: &OwnedFd, device: &str, command: u32, on: bool) -> anyhow::Result<()> {
+fn ask(socket: &OwnedFd, device: &str, command: u32, on: bool) -> anyhow::Result<()> {
     let mut value = Value {
         command,
         data: on.into(),

@@ -264,12 +264,17 @@ impl Rtnl {
             let mut all = attributes(reply.payload.get(16..).unwrap_or_default());
             all.find_map(|(kind, value)| (kind == wanted).then_some(value))
         };
+        let is_tap = find(libc::IFLA_LINKINFO)
+            .is_some_and(|info| attributes(info).any(|found| found == (libc::IFLA_INFO_KIND, b"tun\0")));
+        let flags = reply.payload.get(8..12).and_then(|b| b.try_into().ok());
+        let runs = flags.map_or(0, u32::from_ne_bytes) & libc::IFF_RUNNING as u32 != 0;
         Ok(Some(Device {
             ifindex: u32::from_ne_bytes(ifindex.context("a short answer")?),
             mac: find(libc::IFLA_ADDRESS)
                 .and_then(|value| value.try_into().ok())
                 .unwrap_or_default(),
-            operational: find(libc::IFLA_OPERSTATE) == Some(&[IF_OPER_UP]),
+            // Nobody says of a tap that it is operational: it is when it runs.
+            operational: find(libc::IFLA_OPERSTATE) == Some(&[IF_OPER_UP]) || is_tap && runs,
         }))
     }
 

@@ -28,6 +28,9 @@ pub enum Reason {
     /// The kernel has no bpf(2), or no bpffs.
     #[error("this kernel has no bpf(2)")]
     NoBpf,
+    /// There is no `/dev/net/tun`.
+    #[error("this kernel has no taps")]
+    NoTap,
     /// The agent is not there.
     #[error("the agent is not built (cargo build --workspace --bins)")]
     NoAgent,
@@ -45,7 +48,7 @@ impl Reason {
     pub const fn could_be_met(self) -> bool {
         match self {
             Self::NotRoot | Self::NoAgent | Self::NoObject | Self::NoProgram(_) => true,
-            Self::NoNamespaces | Self::NoBpf => false,
+            Self::NoNamespaces | Self::NoBpf | Self::NoTap => false,
         }
     }
 }

@@ -2,17 +2,20 @@
 
 use anyhow::Context;
 
-/// A node forwards; it must not drop what comes back another way.
+/// A node forwards; it must not drop what comes back another way. Its link-local addresses serve at once: until their
+/// duplicate address check has passed, it could ask for no IPv6 neighbour.
 ///
 /// # Errors
 /// When a parameter cannot be written.
 pub fn for_node() -> anyhow::Result<()> {
     write("ipv4/ip_forward", "1")?;
     write("ipv6/conf/all/forwarding", "1")?;
+    write("ipv6/conf/default/accept_dad", "0")?;
     for_workload()
 }
 
-/// No reverse path filter: a producer is asked from addresses that its routes know by the default route alone.
+/// No reverse path filter: a producer is asked from addresses that its routes know by the default route alone. And
+/// sockets that send pings, for root's group.
 ///
 /// # Errors
 /// When a parameter cannot be written.
@@ -20,10 +23,14 @@ pub fn for_workload() -> anyhow::Result<()> {
     for which in ["all", "default"] {
         write(&format!("ipv4/conf/{which}/rp_filter"), "0")?;
     }
-    Ok(())
+    write("ipv4/ping_group_range", "0 0")
 }
 
-fn write(name: &str, value: &str) -> anyhow::Result<()> {
+/// Sets one of the parameters below `net`.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write(name: &str, value: &str) -> anyhow::Result<()> {
     let path = format!("/proc/sys/net/{name}");
     std::fs::write(&path, value).with_context(|| format!("cannot write {path}"))
 }

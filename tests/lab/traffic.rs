@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size_force, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::{Space, until};
@@ -261,7 +262,8 @@ impl Flow {
     /// When there is no socket to be had.
     pub fn start(space: &Space, to: SocketAddr, rate: u64, expected: u32) -> anyhow::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let socket = Arc::new(connected(space, to)?);
+        let from = SocketAddr::new(any(to), 0);
+        let socket = Arc::new(connected(space, from, to)?);
         let mut flow = Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             rate,
@@ -548,7 +550,20 @@ impl fmt::Display for Tally {
 /// # Errors
 /// When there is no socket to be had.
 pub fn ask(space: &Space, to: SocketAddr, patience: Duration) -> anyhow::Result<Option<u32>> {
-    let socket = connected(space, to)?;
+    ask_from(space, SocketAddr::new(any(to), 0), to, patience)
+}
+
+/// The same from this address and port, which the kernel must take for the namespace's own.
+///
+/// # Errors
+/// When there is no such socket to be had.
+pub fn ask_from(
+    space: &Space,
+    from: SocketAddr,
+    to: SocketAddr,
+    patience: Duration,
+) -> anyhow::Result<Option<u32>> {
+    let socket = connected(space, from, to)?;
     socket.set_read_timeout(Some(patience))?;
     let question = Packet {
         flow: 0,
@@ -578,14 +593,50 @@ pub fn ask_tcp(space: &Space, to: SocketAddr, patience: Duration) -> anyhow::Res
     exchange(&mut stream, 7)
 }
 
-fn connected(space: &Space, to: SocketAddr) -> anyhow::Result<UdpSocket> {
-    let any: IpAddr = if to.is_ipv4() {
+/// The unspecified address of the same family.
+fn any(to: SocketAddr) -> IpAddr {
+    if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {
         Ipv6Addr::UNSPECIFIED.into()
+    }
+}
+
+/// One echo request, sent once, and whether its answer came.
+///
+/// # Errors
+/// When there is no socket to be had, or no route.
+pub fn ping(space: &Space, to: IpAddr, patience: Duration) -> anyhow::Result<bool> {
+    let (family, protocol, kinds) = match to {
+        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, [8, 0]),
+        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, [128, 129]),
     };
     let socket = space.inside(|| {
-        let socket = UdpSocket::bind((any, 0))?;
+        let flags = SocketFlags::CLOEXEC;
+        // The kernel fills in identifier and checksum (`ping_v4_sendmsg`), and hands on the answer to this identifier.
+        let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
+        let socket = UdpSocket::from(socket);
+        socket
+            .connect((to, 0))
+            .with_context(|| format!("no route to {to}"))?;
+        Ok(socket)
+    })?;
+    socket.set_read_timeout(Some(patience))?;
+    let payload = *b"holdfast";
+    let mut request = [0; 16];
+    request[0] = kinds[0];
+    request[8..].copy_from_slice(&payload);
+    if socket.send(&request).is_err() {
+        return Ok(false);
+    }
+    let mut answer = [0; 64];
+    let length = socket.recv(&mut answer).unwrap_or_default();
+    Ok(length == request.len() && answer[0] == kinds[1] && answer[8..16] == payload)
+}
+
+fn connected(space: &Space, from: SocketAddr, to: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let socket = space.inside(|| {
+        let socket = UdpSocket::bind(from)?;
         socket.connect(to).with_context(|| format!("no route to {to}"))?;
         Ok(socket)
     })?;

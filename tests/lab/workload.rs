@@ -1,10 +1,11 @@
-//! A workload: a network namespace that a CNI would have made, with one veth to the node.
+//! A workload: a network namespace that a CNI would have made, with one link to the node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::guest::{Frames, Guest};
 use crate::node::Node;
 use crate::objects::Attachment;
 use crate::rtnl::{End, Mac, Rtnl};
@@ -14,6 +15,11 @@ use crate::{Space, sysctl, until};
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
 
+/// A bridge of the node, as a bridge CNI makes it: it has the gateway's addresses itself.
+pub const BRIDGE: &str = "hfbr";
+const BRIDGE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 91, 0, 1));
+const BRIDGE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x91, 0, 0, 0, 0, 0, 1));
+
 /// How long the kernel may take to let a device send.
 const CARRIER_BUDGET: Duration = Duration::from_secs(5);
 
@@ -22,6 +28,18 @@ const RTF_LOCAL: u32 = 0x8000_0000;
 
 /// Name of the interface inside.
 const INSIDE: &str = "eth0";
+
+/// How a workload hangs on its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// By a veth to which the node routes. The gateway is nothing but a neighbour entry.
+    #[default]
+    Veth,
+    /// By a veth that is a port of the node's bridge, in the bridge's networks.
+    Bridged,
+    /// By a tap: a virtual machine.
+    Tap(Frames),
+}
 
 /// A workload and its present incarnation.
 #[derive(Debug)]
@@ -38,7 +56,12 @@ pub struct Workload {
     pub labels: Vec<(String, String)>,
     /// Which incarnation this is.
     pub incarnation: u32,
+    /// How it hangs on the node.
+    pub link: Link,
+    /// The node must ask for its hardware address, as most CNIs leave it.
+    pub asked_for: bool,
     number: u8,
+    guest: Option<Guest>,
     space: Option<Space>,
 }
 
@@ -59,9 +82,26 @@ impl Workload {
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect(),
             incarnation: 0,
+            link: Link::default(),
+            asked_for: false,
             number,
+            guest: None,
             space: None,
         }
+    }
+
+    /// The same workload, linked otherwise.
+    #[must_use]
+    pub fn linked(mut self, link: Link) -> Self {
+        self.link = link;
+        if link == Link::Bridged {
+            let number = self.number;
+            self.addresses = [
+                Ipv4Addr::new(10, 91, 0, number).into(),
+                Ipv6Addr::new(0xfd00, 0x91, 0, 0, 0, 0, 0, number.into()).into(),
+            ];
+        }
+        self
     }
 
     /// Its attachment object; without an expected incarnation, as in files.
@@ -117,17 +157,27 @@ impl Workload {
         self.incarnation += 1;
         let space = Space::network()?;
         space.inside(sysctl::for_workload)?;
-        // Its address is the kernel's choice: random, as a CNI leaves it.
-        let host = End {
-            ifindex,
-            ..End::named(&self.interface)
-        };
-        let inside = End {
-            mac: Some(self.mac()),
-            ..End::named(INSIDE)
-        };
-        node.rtnl.veth(host, inside, Some(space.net()))?;
-        let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
+        if let Link::Tap(frames) = self.link {
+            let guest = Guest::start(node.space(), &self.interface, &space, INSIDE, frames)?;
+            self.guest = Some(guest);
+            Rtnl::open(&space)?.set_mac(INSIDE, self.mac())?;
+        } else {
+            // Its address is the kernel's choice: random, as a CNI leaves it.
+            let host = End {
+                ifindex,
+                ..End::named(&self.interface)
+            };
+            let inside = End {
+                mac: Some(self.mac()),
+                ..End::named(INSIDE)
+            };
+            node.rtnl.veth(host, inside, Some(space.net()))?;
+        }
+        if self.link == Link::Bridged {
+            let bridge = bridge(node)?;
+            node.rtnl.set_master(&self.interface, bridge)?;
+        }
+        let host = node.rtnl.device(&self.interface)?.context("the link is gone")?;
         self.set_up_inside(&space, host.mac)?;
         self.space = Some(space);
         Ok(())
@@ -139,9 +189,13 @@ impl Workload {
     /// The kernel's refusal.
     pub fn up(&self, node: &mut Node) -> anyhow::Result<()> {
         node.rtnl.up(&self.interface)?;
-        for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
-            node.rtnl.route(address, prefix, None, &self.interface)?;
-            node.rtnl.neighbour(address, self.mac(), &self.interface)?;
+        if self.link != Link::Bridged {
+            for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
+                node.rtnl.route(address, prefix, None, &self.interface)?;
+                if !self.asked_for {
+                    node.rtnl.neighbour(address, self.mac(), &self.interface)?;
+                }
+            }
         }
         self.until_it_can_send(node)
     }
@@ -152,9 +206,24 @@ impl Workload {
         let mut inside = Rtnl::open(self.space()?)?;
         let what = format!("{} can send", self.name);
         until(CARRIER_BUDGET, what, || {
-            let ends = [node.rtnl.device(&self.interface)?, inside.device(INSIDE)?];
-            let both = ends.iter().flatten().filter(|end| end.operational).count() == 2;
-            Ok(both.then_some(()))
+            // A bridge carries what its first port carries.
+            let way = if self.link == Link::Bridged {
+                BRIDGE
+            } else {
+                &self.interface
+            };
+            let devices = [
+                node.rtnl.device(&self.interface)?,
+                node.rtnl.device(way)?,
+                inside.device(INSIDE)?,
+            ];
+            let all = devices
+                .iter()
+                .flatten()
+                .filter(|device| device.operational)
+                .count()
+                == devices.len();
+            Ok(all.then_some(()))
         })?;
         self.until_it_can_receive()
     }
@@ -196,13 +265,24 @@ impl Workload {
     fn set_up_inside(&self, space: &Space, gateway: Mac) -> anyhow::Result<()> {
         let mut rtnl = Rtnl::open(space)?;
         rtnl.up(INSIDE)?;
-        for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
+        let prefixes = if self.link == Link::Bridged {
+            [24, 64]
+        } else {
+            [32, 128]
+        };
+        for (address, prefix) in self.addresses.into_iter().zip(prefixes) {
             rtnl.address(INSIDE, address, prefix)?;
         }
         for &address in &self.served {
             rtnl.address("lo", address, if address.is_ipv4() { 32 } else { 128 })?;
         }
-        route_to_node(&mut rtnl, gateway)
+        if self.link != Link::Bridged {
+            return route_to_node(&mut rtnl, gateway);
+        }
+        for via in [BRIDGE_V4, BRIDGE_V6] {
+            rtnl.route(any(via), 0, Some(via), INSIDE)?;
+        }
+        Ok(())
     }
 
     /// Takes the workload's own side down: the host side loses its carrier.
@@ -233,6 +313,7 @@ impl Workload {
     /// The kernel's refusal.
     pub fn delete(&mut self, node: &mut Node) -> anyhow::Result<()> {
         node.rtnl.delete(&self.interface)?;
+        self.guest = None;
         self.space = None;
         Ok(())
     }
@@ -256,12 +337,29 @@ impl Workload {
 
 /// Everything goes to the node, which the gateway's address stands for.
 fn route_to_node(rtnl: &mut Rtnl, gateway: Mac) -> anyhow::Result<()> {
-    for (via, any) in [
-        (GATEWAY_V4, Ipv4Addr::UNSPECIFIED.into()),
-        (GATEWAY_V6, Ipv6Addr::UNSPECIFIED.into()),
-    ] {
+    for via in [GATEWAY_V4, GATEWAY_V6] {
         rtnl.neighbour(via, gateway, INSIDE)?;
-        rtnl.route(any, 0, Some(via), INSIDE)?;
+        rtnl.route(any(via), 0, Some(via), INSIDE)?;
     }
     Ok(())
+}
+
+/// The unspecified address of the same family.
+const fn any(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+/// Number of the node's bridge, which is made if it is not there.
+fn bridge(node: &mut Node) -> anyhow::Result<u32> {
+    if let Some(bridge) = node.rtnl.device(BRIDGE)? {
+        return Ok(bridge.ifindex);
+    }
+    node.rtnl.simple(BRIDGE, "bridge")?;
+    node.rtnl.address(BRIDGE, BRIDGE_V4, 24)?;
+    node.rtnl.address(BRIDGE, BRIDGE_V6, 64)?;
+    node.rtnl.up(BRIDGE)?;
+    node.rtnl.ifindex(BRIDGE)
 }
