@@ -16,7 +16,9 @@ use tokio::task::JoinHandle;
 
 use crate::api::hash;
 use crate::clock::{Clock, System};
-use crate::datapath::{self, AgentLock, Datapath, DatapathError, Kernel, Opened, PinError, Sizes};
+use crate::datapath::{
+    self, AgentLock, AttachMode, Datapath, DatapathError, Kernel, Opened, PinError, Sizes,
+};
 use crate::driver::lanes::Lanes;
 use crate::driver::{self, Driver, Handle, Identification, Inputs, MetricsSnapshot, Outputs, Snapshot};
 use crate::netlink::{self, Counters, Monitor, NetlinkError};
@@ -48,7 +50,9 @@ pub struct Settings {
     pub metrics_listen: Option<SocketAddr>,
     /// Sizes of the maps that are made.
     pub sizes: Sizes,
-    /// A foreign program before ours in a chain does not fail a proof.
+    /// Where the program is attached.
+    pub attach: AttachMode,
+    /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
     /// Per-policy series for every policy, not only for those in trouble.
     pub all_policies: bool,
@@ -150,6 +154,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         bpffs_dir: settings.bpffs_dir.clone(),
         run_dir: settings.run_dir.clone(),
         state_dir: settings.state_dir.clone(),
+        attach: settings.attach,
     })?;
     let lock = AgentLock::take(&settings.bpffs_dir)?;
     // Links are subscribed to before the pins are read: a device that dies in between is told of.
@@ -174,6 +179,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             bpffs_dir: settings.bpffs_dir.clone(),
             run_dir: settings.run_dir.clone(),
             sizes: settings.sizes,
+            attach: settings.attach,
             allow_foreign_before: settings.allow_foreign_before,
         },
         lock,

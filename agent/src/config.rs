@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 
 use crate::api::validate;
-use crate::datapath::Sizes;
+use crate::datapath::{AttachMode, Sizes};
 use crate::telemetry::LogFormat;
 
 /// Where everything is kept. Every subcommand takes these.
@@ -70,9 +70,9 @@ pub struct AgentArgs {
     /// A second address, for `/metrics` alone
     #[arg(long, env = "HOLDFAST_METRICS_LISTEN", value_name = "ADDR:PORT")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Hook that the program is attached to
+    /// Hook that the program is attached to: tcx, or a filter of the clsact qdisc
     #[arg(long, env = "HOLDFAST_ATTACH", value_enum, default_value_t)]
-    pub attach: Attach,
+    pub attach: AttachMode,
     /// How packets reach a producer
     #[arg(long, env = "HOLDFAST_DELIVERY", value_enum, default_value_t)]
     pub delivery: DeliveryMode,
@@ -162,18 +162,6 @@ fn node(text: &str) -> Result<String, String> {
     validate::node_name(text).map(|()| text.to_owned())
 }
 
-/// Hook that the program is attached to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Attach {
-    /// The best that the kernel has
-    #[default]
-    Auto,
-    /// tcx
-    Tcx,
-    /// clsact: not in this release
-    Tc,
-}
-
 /// How packets reach a producer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeliveryMode {
@@ -209,6 +197,8 @@ pub struct AgentConfig {
     pub metrics_listen: Option<SocketAddr>,
     /// Per-policy series for every policy.
     pub all_policies: bool,
+    /// Where the program is attached.
+    pub attach: AttachMode,
     /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
     /// How lines are written.
@@ -243,12 +233,6 @@ impl AgentConfig {
     /// # Errors
     /// [`ConfigError`].
     pub fn new(directories: Directories, args: AgentArgs) -> Result<Self, ConfigError> {
-        if args.attach == Attach::Tc {
-            return Err(ConfigError::Unsupported {
-                flag: "attach",
-                value: "tc",
-            });
-        }
         if args.delivery == DeliveryMode::Neigh {
             return Err(ConfigError::Unsupported {
                 flag: "delivery",
@@ -267,6 +251,7 @@ impl AgentConfig {
             listen: args.listen,
             metrics_listen: args.metrics_listen,
             all_policies: args.policy_metrics == PolicyMetrics::All,
+            attach: args.attach,
             allow_foreign_before: args.allow_foreign_before,
             log_format: args.log_format,
             log: args.log,
@@ -328,13 +313,12 @@ mod tests {
 
     #[test]
     fn what_this_release_does_not_do_is_refused() {
-        for (flags, message) in [
-            (["--attach", "tc"], "--attach tc: not in this release"),
-            (["--delivery", "neigh"], "--delivery neigh: not in this release"),
-        ] {
-            assert_eq!(config(&flags).unwrap_err(), message);
-        }
+        assert_eq!(
+            config(&["--delivery", "neigh"]).unwrap_err(),
+            "--delivery neigh: not in this release"
+        );
         for flags in [
+            ["--attach", "xdp"],
             ["--source", "kube"],
             ["--source", "dir:"],
             ["--node", "Edge_1"],

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::datapath::pins::{self, Pins};
 use crate::datapath::raw::{self, Insn, MapShape, SkbContext};
-use crate::datapath::{self, DatapathError};
+use crate::datapath::{self, AttachMode, DatapathError};
+use crate::netlink::tc;
 
 /// What to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub struct Wants {
     pub run_dir: PathBuf,
     /// Where the saved state goes.
     pub state_dir: PathBuf,
+    /// Where the program is to be attached.
+    pub attach: AttachMode,
 }
 
 /// One thing that was looked at.
@@ -75,7 +78,7 @@ fn surroundings(wants: &Wants) -> Vec<Check> {
     checks.push(bpffs(&wants.bpffs_dir));
     checks.push(directory("run-dir", &wants.run_dir));
     checks.push(directory("state-dir", &wants.state_dir));
-    checks.extend(kernel());
+    checks.extend(kernel(wants.attach));
     checks
 }
 
@@ -275,10 +278,7 @@ const HELPERS: [(&str, i32, &str); 2] = [
     ("bpf_ktime_get_boot_ns", 125, "5.8"),
 ];
 
-/// Too high for any device: what fails with it has been understood first.
-const NO_DEVICE: u32 = 0x7fff_fff0;
-
-fn kernel() -> Vec<Check> {
+fn kernel(attach: AttachMode) -> Vec<Check> {
     let mut checks = vec![outcome(
         "map-types",
         maps(),
@@ -295,7 +295,7 @@ fn kernel() -> Vec<Check> {
                 "a classifier runs on a synthetic packet with a context",
                 "Linux 5.8 or later: proofs need BPF_PROG_TEST_RUN with ctx_in",
             ));
-            checks.push(tcx(&program));
+            checks.push(hook(attach, &program));
         }
         Err(errno) => {
             let text = format!("a classifier cannot be loaded: {errno}");
@@ -304,7 +304,7 @@ fn kernel() -> Vec<Check> {
                 text,
                 remedy(errno, "Linux with CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF"),
             ));
-            for name in ["test-run", "tcx"] {
+            for name in ["test-run", "attach"] {
                 checks.push(failed(name, "not tried: no program", "see program-load"));
             }
         }
@@ -375,18 +375,47 @@ fn test_run(program: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Attaches to a device that cannot be: a kernel with tcx looks for the device, one without refuses the hook.
-fn tcx(program: &OwnedFd) -> Check {
-    const NAME: &str = "tcx";
-    match raw::link_create(program.as_fd(), NO_DEVICE) {
-        Err(Errno::NODEV) => passed(NAME, "links at the ingress hook (tcx)"),
-        Err(errno) => failed(
-            NAME,
-            format!("refused: {errno}"),
-            remedy(errno, "Linux 6.6 or later with CONFIG_NET_XGRESS"),
-        ),
-        // Cannot be; the link goes with its descriptor.
-        Ok(_) => failed(NAME, "a device that is not there took a link", "report this"),
+/// The hook that the mode asks for; for `auto` one of the two.
+fn hook(attach: AttachMode, program: &OwnedFd) -> Check {
+    const NAME: &str = "attach";
+    let tcx = || {
+        raw::try_tcx(program.as_fd()).map_err(|errno| {
+            let remedy = remedy(errno, "Linux 6.6 or later with CONFIG_NET_XGRESS");
+            (format!("tcx is refused: {errno}"), remedy)
+        })
+    };
+    // That there are filters of programs too cannot be tried without a device: the first attach says it.
+    let clsact = || {
+        tc::try_clsact().map_err(|error| {
+            let without = "Linux with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF, or their modules loaded: \
+                           modprobe sch_ingress cls_bpf";
+            let remedy = error.errno().map_or_else(|| without.to_owned(), |errno| remedy(errno, without));
+            (format!("clsact is refused: {error}"), remedy)
+        })
+    };
+    let tcx_is_there = "links at the ingress hook (tcx)";
+    let clsact_is_there = "filters of the clsact qdisc";
+    match attach {
+        AttachMode::Tcx => found(NAME, tcx().map(|()| tcx_is_there.to_owned())),
+        AttachMode::Tc => found(NAME, clsact().map(|()| clsact_is_there.to_owned())),
+        AttachMode::Auto => {
+            let either =
+                tcx()
+                    .map(|()| tcx_is_there.to_owned())
+                    .or_else(|(no_tcx, to_do)| {
+                        clsact().map(|()| format!("{clsact_is_there}; {no_tcx}")).map_err(
+                            |(no_clsact, or)| (format!("{no_tcx}; {no_clsact}"), format!("{to_do}; or {or}")),
+                        )
+                    });
+            found(NAME, either)
+        }
+    }
+}
+
+fn found(name: &str, result: Result<String, (String, String)>) -> Check {
+    match result {
+        Ok(detail) => passed(name, detail),
+        Err((detail, remedy)) => failed(name, detail, remedy),
     }
 }
 
@@ -486,6 +515,7 @@ mod tests {
             bpffs_dir: directory.path().to_owned(),
             run_dir: directory.path().to_owned(),
             state_dir: directory.path().to_owned(),
+            attach: AttachMode::default(),
         });
         let mut names: Vec<&str> = checks.iter().map(|check| check.name.as_str()).collect();
         names.sort_unstable();

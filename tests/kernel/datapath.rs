@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use holdfast::api::hash::incarnation;
 use holdfast::datapath::pins::EPOCH;
 use holdfast::datapath::raw::{self, Insn, MapShape};
-use holdfast::datapath::{Datapath, DatapathError, Kernel, Opened, PinError};
+use holdfast::datapath::{AttachMode, Datapath, DatapathError, Hook, Kernel, Opened, PinError, filter};
 use holdfast::preflight;
 use holdfast::registry::{Registration, RegistryError};
 use holdfast_ebpf::abi::{MAPS, MapLayout, pin};
@@ -21,6 +21,7 @@ use holdfast_engine::model::{
 use holdfast_tests::ground::{Ground, Intent, carry_out, link_pin, names, pinned, refusal};
 use holdfast_tests::process::restrict;
 use holdfast_tests::rtnl::Rtnl;
+use holdfast_tests::tc::{self, Place};
 use holdfast_tests::traffic::{Flow, Producer};
 use holdfast_tests::{EVENT_BUDGET, Space, say, suite, sysctl, until};
 use rustix::thread::CapabilitySet;
@@ -35,7 +36,7 @@ suite! {
     ours_is_first_in_the_chain,
     a_dead_devices_link_is_never_adopted,
     a_device_that_moved_away_is_not_ours_any_more,
-    another_program_takes_the_place_of_the_old_one_in_the_same_link,
+    another_program_takes_the_place_of_the_old_one,
     a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss,
     a_foreign_object_at_a_pin_is_set_aside,
     a_map_that_is_pinned_already_keeps_its_size,
@@ -49,6 +50,22 @@ suite! {
     a_changed_identity_wakes_the_agent,
     debug_lines_are_read_only_when_they_are_asked_for,
     preflight_finds_what_is_there_and_names_what_is_not,
+    a_filter_is_first_and_foreign_ones_stay_as_they_are,
+    a_qdisc_that_is_there_serves_and_stays,
+    our_qdisc_goes_with_our_filter_unless_others_use_it,
+    who_is_in_the_place_of_our_filter_is_named,
+    a_filter_goes_with_its_device,
+    a_filter_whose_pins_are_lost_is_taken_over_when_its_device_is_wanted,
+    the_hook_changes_under_traffic_without_a_loss;
+    tc [
+        every_operation_is_done_once_and_found_again,
+        what_an_earlier_life_left_is_adopted_with_no_write,
+        dropping_everything_detaches_nothing,
+        a_device_is_attached_by_what_it_is_not_by_its_number,
+        another_program_takes_the_place_of_the_old_one,
+        a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss,
+        preflight_finds_what_is_there_and_names_what_is_not,
+    ]
 }
 
 // --- helpers -----------------------------------------------------------------------------------------------
@@ -91,8 +108,8 @@ fn ids(ground: &Ground) -> anyhow::Result<Ids> {
     })
 }
 
-/// A program that is none of ours, in front of a device.
-fn put_before(device: Device) -> anyhow::Result<(OwnedFd, u32)> {
+/// A program that is none of ours, and its id.
+fn foreign() -> anyhow::Result<(OwnedFd, u32)> {
     let instruction = |code, immediate| Insn {
         code,
         registers: 0,
@@ -102,8 +119,16 @@ fn put_before(device: Device) -> anyhow::Result<(OwnedFd, u32)> {
     // r0 = TC_ACT_UNSPEC; exit.
     let program = raw::load_classifier("hfforeign", &[instruction(0xb7, -1), instruction(0x95, 0)])?;
     let id = raw::prog_info(program.as_fd())?.id;
-    let link = raw::link_create(program.as_fd(), device.ifindex)?;
-    Ok((link, id))
+    Ok((program, id))
+}
+
+/// A place at the ingress hook.
+const fn place(priority: u16, handle: u32) -> Place {
+    Place {
+        parent: tc::INGRESS,
+        priority,
+        handle,
+    }
 }
 
 fn services(addresses: impl IntoIterator<Item = u8>, entry: Entry) -> BTreeMap<RouteKey, Entry> {
@@ -244,8 +269,10 @@ fn every_operation_is_done_once_and_found_again() -> anyhow::Result<()> {
         for ifindex in adoption.attached {
             ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 1);
             ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 0);
+        }
+        for device in ["hfcons", "hfprod"] {
             ensure!(
-                raw::chain(ifindex)?.items.is_empty(),
+                ground.programs(device)?.is_empty() && ground.rtnl.qdisc_of(device)?.is_none(),
                 "detached is detached at once"
             );
         }
@@ -299,13 +326,10 @@ fn dropping_everything_detaches_nothing() -> anyhow::Result<()> {
         let opened = ground.open()?;
         let (device, _workload) = ground.veth("hfa")?;
         carry_out(&opened.kernel, &Op::Attach { device })?;
-        let before = raw::chain(device.ifindex)?;
-        ensure!(
-            before.items.len() == 1 && before.items[0].link_id != 0,
-            "{before:?}"
-        );
+        let before = ground.programs("hfa")?;
+        ensure!(before == [opened.kernel.program_id()], "{before:?}");
         drop(opened);
-        ensure!(raw::chain(device.ifindex)? == before);
+        ensure!(ground.programs("hfa")? == before);
         Ok(())
     })
 }
@@ -320,19 +344,14 @@ fn a_device_is_attached_by_what_it_is_not_by_its_number() -> anyhow::Result<()> 
         };
         ensure!(refusal(&kernel, &Op::Attach { device: other })? == OpError::NoDevice);
         pinned(&link_pin(ground, device.ifindex), false)?;
-        ensure!(raw::chain(device.ifindex)?.items.is_empty());
+        ensure!(ground.programs("hfa")?.is_empty());
         carry_out(&kernel, &Op::Attach { device })?;
         ground.rtnl.delete("hfa")?;
         ensure!(refusal(&kernel, &Op::Attach { device })? == OpError::NoDevice);
-        // The pin of a device that is gone still goes.
-        ensure!(
-            carry_out(
-                &kernel,
-                &Op::Detach {
-                    ifindex: device.ifindex
-                }
-            )? == 1
-        );
+        // The pin of a device that is gone still goes; a filter has gone with it.
+        let ifindex = device.ifindex;
+        let left = u32::from(kernel.hook() == Hook::Tcx);
+        ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == left);
         pinned(&link_pin(ground, device.ifindex), false)
     })
 }
@@ -341,14 +360,11 @@ fn ours_is_first_in_the_chain() -> anyhow::Result<()> {
     Ground::run(|ground| {
         let kernel = ground.open()?.kernel;
         let (device, _workload) = ground.veth("hfa")?;
-        let (_foreign, foreign) = put_before(device)?;
+        let (program, id) = foreign()?;
+        let _link = raw::link_create(program.as_fd(), device.ifindex)?;
         carry_out(&kernel, &Op::Attach { device })?;
-        let chain: Vec<u32> = raw::chain(device.ifindex)?
-            .items
-            .iter()
-            .map(|item| item.prog_id)
-            .collect();
-        ensure!(chain == [kernel.program_id(), foreign], "{chain:?}");
+        let chain = ground.programs("hfa")?;
+        ensure!(chain == [kernel.program_id(), id], "{chain:?}");
         Ok(())
     })
 }
@@ -409,7 +425,7 @@ fn a_device_that_moved_away_is_not_ours_any_more() -> anyhow::Result<()> {
     })
 }
 
-fn another_program_takes_the_place_of_the_old_one_in_the_same_link() -> anyhow::Result<()> {
+fn another_program_takes_the_place_of_the_old_one() -> anyhow::Result<()> {
     Ground::run(|ground| {
         let Opened { kernel, epoch, .. } = ground.open()?;
         let (intent, _spaces) = ground.intent(&kernel)?;
@@ -429,12 +445,9 @@ fn another_program_takes_the_place_of_the_old_one_in_the_same_link() -> anyhow::
             after.links == before.links && after.maps == before.maps,
             "{after:?} {before:?}"
         );
-        for ifindex in &adopted.attached {
-            let chain = raw::chain(*ifindex)?;
-            ensure!(
-                chain.items.len() == 1 && chain.items[0].prog_id == after.program,
-                "{chain:?}"
-            );
+        for device in ["hfcons", "hfprod"] {
+            let programs = ground.programs(device)?;
+            ensure!(programs == [after.program], "{programs:?}");
         }
         ensure!(kernel.adopt()? == adopted);
         carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
@@ -473,6 +486,21 @@ fn plumb(consumer: &Space, producer: &Space, gateways: [Mac; 2]) -> anyhow::Resu
     rtnl.neighbour(own, gateways[1].0, "eth0")
 }
 
+/// Traffic of an intent of [`Ground::intent`].
+fn traffic(
+    ground: &mut Ground,
+    intent: &Intent,
+    [consumer, producer]: [Space; 2],
+) -> anyhow::Result<(Producer, Flow)> {
+    let gateways = [intent.consumer.mac, ground.device("hfprod")?.mac];
+    ground.as_root(move || {
+        plumb(&consumer, &producer, gateways)?;
+        let at = "10.0.0.10:53".parse()?;
+        let served = Producer::serve(&producer, 7, &[at])?;
+        Ok((served, Flow::start(&consumer, at, 2_000, 7)?))
+    })
+}
+
 fn a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss() -> anyhow::Result<()> {
     const LIVES: u32 = 6;
     Ground::run(|ground| {
@@ -482,13 +510,7 @@ fn a_program_is_replaced_and_a_life_ends_under_traffic_without_a_loss() -> anyho
             carry_out(&kernel, &op)?;
         }
         drop(kernel);
-        let gateways = [intent.consumer.mac, ground.device("hfprod")?.mac];
-        let (served, flow) = ground.as_root(move || {
-            plumb(&consumer, &producer, gateways)?;
-            let at = "10.0.0.10:53".parse()?;
-            let served = Producer::serve(&producer, 7, &[at])?;
-            Ok((served, Flow::start(&consumer, at, 2_000, 7)?))
-        })?;
+        let (served, flow) = traffic(ground, &intent, [consumer, producer])?;
         flow.flows(200, EVENT_BUDGET)?;
         let record: raw::Map<u32, u64> = raw::Map::new(raw::obj_get(&ground.pins().map(EPOCH))?)?;
         let mut programs = BTreeSet::new();
@@ -550,8 +572,7 @@ fn a_foreign_object_at_a_pin_is_set_aside() -> anyhow::Result<()> {
             carry_out(&kernel, &op)?;
         }
         carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
-        let chain = raw::chain(intent.consumer.ifindex)?;
-        ensure!(chain.items.len() == 1 && chain.items[0].prog_id == kernel.program_id());
+        ensure!(ground.programs("hfcons")? == [kernel.program_id()]);
         Ok(())
     })
 }
@@ -982,6 +1003,7 @@ fn preflight_finds_what_is_there_and_names_what_is_not() -> anyhow::Result<()> {
             bpffs_dir: ground.options.bpffs_dir.clone(),
             run_dir: ground.options.run_dir.clone(),
             state_dir: Path::new("/run/state").to_owned(),
+            attach: ground.options.attach,
         };
         let before = names(Path::new("/run/bpf"))?;
         let start = Instant::now();
@@ -993,6 +1015,14 @@ fn preflight_finds_what_is_there_and_names_what_is_not() -> anyhow::Result<()> {
             .find(|check| check.name == "program")
             .context("no such check")?;
         say(&program.detail);
+        let attach = checks.iter().find(|check| check.name == "attach");
+        let found = if ground.options.attach == AttachMode::Tc {
+            "filters of the clsact qdisc"
+        } else {
+            "links at the ingress hook (tcx)"
+        };
+        ensure!(attach.is_some_and(|check| check.detail == found), "{attach:?}");
+        ensure!(ground.rtnl.qdisc_of("lo")?.is_none(), "a qdisc is left");
         ensure!(names(Path::new("/run/bpf"))? == before, "something is left");
         // An agent is running: still everything is there.
         let _opened = ground.open()?;
@@ -1028,9 +1058,270 @@ fn preflight_finds_what_is_there_and_names_what_is_not() -> anyhow::Result<()> {
             .err()
             .context("capabilities are needed")?;
         let names: BTreeSet<&str> = missing.0.iter().map(|check| check.name.as_str()).collect();
-        for name in ["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "bpffs", "program-load"] {
+        for name in [
+            "CAP_BPF",
+            "CAP_NET_ADMIN",
+            "CAP_PERFMON",
+            "bpffs",
+            "program-load",
+            "attach",
+        ] {
             ensure!(names.contains(name), "{name} is not named: {missing}");
         }
         Ok(())
+    })
+}
+
+// --- clsact ------------------------------------------------------------------------------------------------
+
+/// The filters at both hooks of a device that are not ours.
+fn foreign_filters(ground: &mut Ground, device: &str) -> anyhow::Result<Vec<tc::Filter>> {
+    let mut filters = ground.rtnl.filters(device, tc::INGRESS)?;
+    filters.extend(ground.rtnl.filters(device, tc::EGRESS)?);
+    filters.retain(|filter| filter.place.handle != filter::HANDLE);
+    Ok(filters)
+}
+
+fn a_filter_is_first_and_foreign_ones_stay_as_they_are() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let kernel = ground.open()?.kernel;
+        ensure!(kernel.hook() == Hook::Clsact);
+        let (device, _workload) = ground.veth("hfa")?;
+        let (program, foreign) = foreign()?;
+        ground.rtnl.qdisc("hfa", "clsact")?;
+        // Of our own priority, of a later one, of another kind, and at the other hook.
+        for (place, name) in [(place(filter::PRIORITY, 1), "same"), (place(2, 7), "later")] {
+            ground.rtnl.filter("hfa", place, name, program.as_fd())?;
+        }
+        ground.rtnl.other_filter("hfa", tc::INGRESS, 3)?;
+        let egress = Place {
+            parent: tc::EGRESS,
+            ..place(filter::PRIORITY, filter::HANDLE - 1)
+        };
+        ground.rtnl.filter("hfa", egress, "egress", program.as_fd())?;
+        let before = foreign_filters(ground, "hfa")?;
+        ensure!(before.len() == 5, "{before:?}");
+
+        ensure!(carry_out(&kernel, &Op::Attach { device })? == 1);
+        let ours = kernel.program_id();
+        let programs = ground.programs("hfa")?;
+        ensure!(programs[..3] == [ours, foreign, foreign], "{programs:?}");
+        ensure!(foreign_filters(ground, "hfa")? == before);
+        ensure!(carry_out(&kernel, &Op::Attach { device })? == 0);
+
+        // One that comes later comes before ours, and is no reason to touch it or ours.
+        ground
+            .rtnl
+            .filter("hfa", place(filter::PRIORITY, 2), "newest", program.as_fd())?;
+        let before = foreign_filters(ground, "hfa")?;
+        ensure!(ground.programs("hfa")?[..2] == [foreign, ours]);
+        ensure!(carry_out(&kernel, &Op::Attach { device })? == 0);
+        // Another program, in the place of the old one.
+        drop(kernel);
+        let record: raw::Map<u32, u64> = raw::Map::new(raw::obj_get(&ground.pins().map(EPOCH))?)?;
+        record.update(&2, &0xdead)?;
+        let kernel = ground.open()?.kernel;
+        ensure!(
+            kernel.program_id() != ours && ground.programs("hfa")?[..2] == [foreign, kernel.program_id()]
+        );
+        ensure!(foreign_filters(ground, "hfa")? == before);
+
+        let ifindex = device.ifindex;
+        ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 1);
+        ensure!(
+            foreign_filters(ground, "hfa")? == before
+                && !ground.programs("hfa")?.contains(&kernel.program_id())
+        );
+        ensure!(ground.rtnl.qdisc_of("hfa")?.as_deref() == Some("clsact"));
+        Ok(())
+    })
+}
+
+fn a_qdisc_that_is_there_serves_and_stays() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let kernel = ground.open()?.kernel;
+        for (name, kind) in [("hfa", "ingress"), ("hfb", "clsact")] {
+            let (device, _workload) = ground.veth(name)?;
+            ground.rtnl.qdisc(name, kind)?;
+            ensure!(carry_out(&kernel, &Op::Attach { device })? == 1);
+            ensure!(ground.programs(name)? == [kernel.program_id()], "{kind}");
+            ensure!(kernel.adopt()?.attached == BTreeSet::from([device.ifindex]));
+            let ifindex = device.ifindex;
+            ensure!(carry_out(&kernel, &Op::Detach { ifindex })? == 1);
+            // Whoever made it may be about to use it.
+            ensure!(
+                ground.rtnl.qdisc_of(name)?.as_deref() == Some(kind) && ground.programs(name)?.is_empty()
+            );
+        }
+        Ok(())
+    })
+}
+
+fn our_qdisc_goes_with_our_filter_unless_others_use_it() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let kernel = ground.open()?.kernel;
+        let (program, _) = foreign()?;
+        let other = place(50, 1);
+        for (name, used) in [
+            ("hfa", None),
+            ("hfb", Some(tc::INGRESS)),
+            ("hfc", Some(tc::EGRESS)),
+        ] {
+            let (device, _workload) = ground.veth(name)?;
+            carry_out(&kernel, &Op::Attach { device })?;
+            if let Some(parent) = used {
+                let place = Place { parent, ..other };
+                ground.rtnl.filter(name, place, "user", program.as_fd())?;
+            }
+            let before = foreign_filters(ground, name)?;
+            carry_out(
+                &kernel,
+                &Op::Detach {
+                    ifindex: device.ifindex,
+                },
+            )?;
+            ensure!(ground.rtnl.qdisc_of(name)?.is_some() == used.is_some(), "{name}");
+            ensure!(foreign_filters(ground, name)? == before, "{name}");
+        }
+        Ok(())
+    })
+}
+
+fn who_is_in_the_place_of_our_filter_is_named() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let kernel = ground.open()?.kernel;
+        let (program, foreign) = foreign()?;
+        let (taken, _workload) = ground.veth("hfa")?;
+        ground.rtnl.qdisc("hfa", "clsact")?;
+        ground.rtnl.filter(
+            "hfa",
+            place(filter::PRIORITY, filter::HANDLE),
+            "mine",
+            program.as_fd(),
+        )?;
+        let (other_kind, _workload) = ground.veth("hfb")?;
+        ground.rtnl.qdisc("hfb", "clsact")?;
+        ground.rtnl.other_filter("hfb", tc::INGRESS, filter::PRIORITY)?;
+        for (name, device, named) in [
+            (
+                "hfa",
+                taken,
+                format!("program {foreign} (bpf filter \"mine\", priority 1"),
+            ),
+            ("hfb", other_kind, "a u32 filter (priority 1".to_owned()),
+        ] {
+            let before = foreign_filters(ground, name)?;
+            let programs = ground.programs(name)?;
+            let error = refusal(&kernel, &Op::Attach { device })?.to_string();
+            ensure!(
+                error.contains(&named) && error.contains("give it another priority"),
+                "{error}"
+            );
+            carry_out(
+                &kernel,
+                &Op::Detach {
+                    ifindex: device.ifindex,
+                },
+            )?;
+            ensure!(ground.programs(name)? == programs && foreign_filters(ground, name)? == before);
+        }
+        Ok(())
+    })
+}
+
+fn a_filter_goes_with_its_device() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let kernel = ground.open()?.kernel;
+        let (device, _workload) = ground.veth("hfa")?;
+        let ifindex = device.ifindex;
+        carry_out(&kernel, &Op::Attach { device })?;
+        // Deleted: another device gets its number.
+        ground.rtnl.delete("hfa")?;
+        let successor = ground.veth_as("hfa", ifindex)?;
+        ensure!(kernel.adopt()?.attached.is_empty() && ground.programs("hfa")?.is_empty());
+        ensure!(refusal(&kernel, &Op::Attach { device })? == OpError::NoDevice);
+        ensure!(carry_out(&kernel, &Op::Attach { device: successor })? == 1);
+        // Moved: it has lost its filter there, and here another device gets its number.
+        let elsewhere = ground.as_root(Space::network)?;
+        ground.rtnl.move_to("hfa", elsewhere.net())?;
+        let there = ground.as_root(move || {
+            let mut rtnl = Rtnl::open(&elsewhere)?;
+            Ok((rtnl.ifindex("hfa")?, rtnl.qdisc_of("hfa")?))
+        })?;
+        ensure!(there == (ifindex, None), "{there:?}");
+        let third = ground.veth_as("hfb", ifindex)?;
+        ensure!(kernel.adopt()?.attached.is_empty());
+        ensure!(carry_out(&kernel, &Op::Attach { device: third })? == 1);
+        ensure!(kernel.adopt()?.attached == BTreeSet::from([ifindex]));
+        Ok(())
+    })
+}
+
+fn a_filter_whose_pins_are_lost_is_taken_over_when_its_device_is_wanted() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.attach = AttachMode::Tc;
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        let (device, _workload) = ground.veth("hfa")?;
+        carry_out(&kernel, &Op::Attach { device })?;
+        let lost = ground.programs("hfa")?;
+        drop(kernel);
+        std::fs::remove_dir_all(ground.pins().version())?;
+
+        let opened = ground.open()?;
+        ensure!(opened.epoch != epoch, "another life of the pins");
+        let kernel = opened.kernel;
+        ensure!(kernel.adopt()?.attached.is_empty(), "it may be another agent's");
+        ensure!(ground.programs("hfa")? == lost, "it may be another agent's");
+        ensure!(carry_out(&kernel, &Op::Attach { device })? == 1);
+        ensure!(ground.programs("hfa")? == [kernel.program_id()] && lost != [kernel.program_id()]);
+        // The qdisc is still the one that was made for it.
+        let ifindex = device.ifindex;
+        carry_out(&kernel, &Op::Detach { ifindex })?;
+        ensure!(ground.rtnl.qdisc_of("hfa")?.is_none());
+        Ok(())
+    })
+}
+
+fn the_hook_changes_under_traffic_without_a_loss() -> anyhow::Result<()> {
+    const LIVES: [AttachMode; 5] = [
+        AttachMode::Tc,
+        AttachMode::Tcx,
+        AttachMode::Tc,
+        AttachMode::Tc,
+        AttachMode::Auto,
+    ];
+    Ground::run(|ground| {
+        let Opened { kernel, epoch, .. } = ground.open()?;
+        let (intent, spaces) = ground.intent(&kernel)?;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        let adopted = kernel.adopt()?;
+        drop(kernel);
+        let (served, flow) = traffic(ground, &intent, spaces)?;
+        flow.flows(200, EVENT_BUDGET)?;
+        for mode in LIVES {
+            ground.options.attach = mode;
+            let kernel = kernel_of(ground, &epoch)?;
+            flow.flows(50, EVENT_BUDGET)?;
+            ensure!(kernel.adopt()? == adopted);
+            carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+            let by_tcx = kernel.hook() == Hook::Tcx;
+            ensure!(by_tcx == (mode != AttachMode::Tc));
+            for device in ["hfcons", "hfprod"] {
+                ensure!(ground.programs(device)? == [kernel.program_id()], "{mode:?}");
+                let ifindex = ground.rtnl.ifindex(device)?;
+                pinned(&link_pin(ground, ifindex), by_tcx)?;
+                ensure!(ground.rtnl.qdisc_of(device)?.is_some() != by_tcx, "{mode:?}");
+            }
+        }
+        let tally = ground.as_root(move || flow.finish(Some(&served)))?;
+        say(&tally);
+        tally.perfect()
     })
 }

@@ -326,14 +326,20 @@ fn f08_attaching_fails_for_a_while() -> anyhow::Result<()> {
         lab.node
             .until_verdict(DNS, "Failed(AttachFailed)", EVENT_BUDGET)?;
         lab.served(1, 0)?;
-        ensure!(lab.node.chain("hfc0")?.is_empty(), "attached, although it fails");
+        ensure!(
+            lab.node.programs("hfc0")?.is_empty(),
+            "attached, although it fails"
+        );
         let failed = Instant::now();
         lab.node.until_verdict(DNS, "Programmed", 5 * EVENT_BUDGET)?;
         say(format_args!(
             "recovered {:?} after it was said to have failed",
             failed.elapsed()
         ));
-        ensure!(lab.node.chain("hfc0")?.len() == 1, "programmed without a program");
+        ensure!(
+            lab.node.programs("hfc0")?.len() == 1,
+            "programmed without a program"
+        );
         lab.served(0, 0)?;
         let early = sampler.since(begun).into_iter().find(|sample| {
             let line = sample.report.as_ref().and_then(|report| report.policy(DNS));
@@ -456,7 +462,7 @@ fn f19_a_late_delete_of_the_earlier_incarnation_touches_nothing() -> anyhow::Res
                 lab.node.unregister_incarnation(&earlier, code)?;
                 lab.served_at_once(0, 0)?;
             }
-            ensure!(lab.node.chain("hfc0")?.len() == 1, "one program");
+            ensure!(lab.node.programs("hfc0")?.len() == 1, "one program");
             lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)?;
         }
         let tally = flow.finish(lab.serving.first())?;

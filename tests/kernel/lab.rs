@@ -32,6 +32,7 @@ fn main() -> ExitCode {
                 nothing_is_left_when_a_test_is_interrupted,
             ),
         ],
+        &[],
     )
 }
 

@@ -244,7 +244,7 @@ fn held_traffic_passes_where_the_policy_says_so() -> anyhow::Result<()> {
 fn a_policy_that_goes_takes_its_entries_with_it() -> anyhow::Result<()> {
     Lab::programmed()?.run(|lab| {
         lab.served(0, 0)?;
-        let ours = lab.node.chain("hfc0")?;
+        let ours = lab.node.programs("hfc0")?;
         ensure!(ours.len() == 1, "the chain of hfc0: {ours:?}");
         lab.node.remove_file("policy-dns.yaml")?;
         until(EVENT_BUDGET, "the report no longer names it", || {
@@ -258,12 +258,12 @@ fn a_policy_that_goes_takes_its_entries_with_it() -> anyhow::Result<()> {
         lab.not_served(1, 0)?;
         lab.served(1, 1)?;
         ensure!(
-            lab.node.chain("hfc0")? == ours,
+            lab.node.programs("hfc0")? == ours,
             "programs follow attachments, not policies"
         );
         lab.node.remove_file("attachment-c0.yaml")?;
         until(EVENT_BUDGET, "detached from hfc0", || {
-            Ok(lab.node.chain("hfc0")?.is_empty().then_some(()))
+            Ok(lab.node.programs("hfc0")?.is_empty().then_some(()))
         })?;
         lab.node.put_attachment(&lab.consumers[0].attachment())?;
         lab.node.put_policy(&lab.policy(DNS))?;

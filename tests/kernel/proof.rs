@@ -258,7 +258,7 @@ fn a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed() -> anyho
         for op in [&proof, &intent.set_proof()] {
             let error = refusal(&kernel, op)?.to_string();
             ensure!(
-                error.contains(&format!("foreign program {id} runs before ours")),
+                error.contains(&format!("program {id} (tcx) is asked before our program")),
                 "{error}"
             );
         }

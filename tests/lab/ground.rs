@@ -7,6 +7,7 @@ use std::sync::mpsc;
 
 use anyhow::{Context, ensure};
 use holdfast::datapath::pins::Pins;
+use holdfast::datapath::raw;
 use holdfast::datapath::{AgentLock, Datapath, DatapathError, Kernel, Opened, Options, Sizes};
 use holdfast::registry::{Registered, Registration, Registry};
 use holdfast_engine::model::{
@@ -14,10 +15,11 @@ use holdfast_engine::model::{
     Protocol, RouteKey, Row, Selected, SlotId, Token, UidHash,
 };
 
-use crate::Space;
 use crate::process::{SHIPPED, restrict};
 use crate::rtnl::{End, Rtnl};
 use crate::space::ROOT;
+use crate::tc;
+use crate::{Space, suite};
 
 /// The node.
 #[derive(Debug)]
@@ -92,6 +94,7 @@ impl Ground {
                 backends: 32,
                 flows: 1024,
             },
+            attach: suite::attach(),
             allow_foreign_before: false,
         };
         Ok(Self {
@@ -204,6 +207,17 @@ impl Ground {
             ifindex: found.ifindex,
             mac: Mac(found.mac),
         })
+    }
+
+    /// Programs that packets meet at the ingress of a device, in their order: the chain of tcx, then filters.
+    ///
+    /// # Errors
+    /// When the device is not there.
+    pub fn programs(&mut self, device: &str) -> anyhow::Result<Vec<u32>> {
+        let chain = raw::chain(self.rtnl.ifindex(device)?)?;
+        let filters = self.rtnl.filters(device, tc::INGRESS)?;
+        let chain = chain.items.iter().map(|item| item.prog_id);
+        Ok(chain.chain(filters.iter().map(|filter| filter.program)).collect())
     }
 
     /// Registers an interface, as a CNI does.

@@ -19,6 +19,7 @@ pub mod rtnl;
 pub mod space;
 pub mod suite;
 pub mod sysctl;
+pub mod tc;
 pub mod told;
 pub mod traffic;
 mod until;

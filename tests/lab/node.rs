@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use holdfast::datapath::AttachMode;
 use holdfast::datapath::pins::Pins;
 use holdfast::datapath::raw::{self, Kind, Map};
 use holdfast::registry::{Registration, Registry};
@@ -26,7 +27,7 @@ use crate::process::{Log, Running, SHIPPED, confine, run};
 use crate::rtnl::Rtnl;
 use crate::space::ROOT;
 use crate::told::{self, Answer, Metrics, PORT, Report};
-use crate::{Space, sysctl, until};
+use crate::{Space, suite, sysctl, tc, until};
 
 /// How long anything that should happen at once may take.
 pub const EVENT_BUDGET: Duration = Duration::from_secs(1);
@@ -54,6 +55,8 @@ pub struct Node {
     forgiven: usize,
     registered: Mutex<BTreeMap<String, Registered>>,
     pokes: Vec<UnixStream>,
+    /// Where its agents attach.
+    pub attach: &'static str,
     /// Its devices.
     pub rtnl: Rtnl,
     space: Space,
@@ -86,6 +89,11 @@ impl Node {
             forgiven: 0,
             registered: Mutex::default(),
             pokes: Vec::new(),
+            attach: match suite::attach() {
+                AttachMode::Auto => "auto",
+                AttachMode::Tcx => "tcx",
+                AttachMode::Tc => "tc",
+            },
             rtnl,
             space,
         };
@@ -185,7 +193,8 @@ impl Node {
             .arg("--source")
             .arg(format!("dir:{ROOT}/objects"))
             .args(["--node", NODE])
-            .args(["--listen", &format!("127.0.0.1:{PORT}")]);
+            .args(["--listen", &format!("127.0.0.1:{PORT}")])
+            .args(["--attach", self.attach]);
         confine(&mut command, &self.space, Some(SHIPPED));
         Ok(command)
     }
@@ -534,14 +543,16 @@ impl Node {
         Ok(Map::new(map)?)
     }
 
-    /// Ids of the programs at the ingress hook of a device, in their order.
+    /// Ids of the programs that packets meet at the ingress of a device, in their order: the chain of tcx, then filters.
     ///
     /// # Errors
     /// When the device is not there.
-    pub fn chain(&mut self, interface: &str) -> anyhow::Result<Vec<u32>> {
+    pub fn programs(&mut self, interface: &str) -> anyhow::Result<Vec<u32>> {
         let ifindex = self.rtnl.ifindex(interface)?;
         let chain = self.space.inside(|| Ok(raw::chain(ifindex)?))?;
-        Ok(chain.items.iter().map(|item| item.prog_id).collect())
+        let filters = self.rtnl.filters(interface, tc::INGRESS)?;
+        let chain = chain.items.iter().map(|item| item.prog_id);
+        Ok(chain.chain(filters.iter().map(|filter| filter.program)).collect())
     }
 }
 

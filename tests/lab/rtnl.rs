@@ -12,8 +12,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::Space;
 
-const REQUEST: u16 = libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16;
-const CREATE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
+pub(crate) const REQUEST: u16 = libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16;
+pub(crate) const CREATE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
 const REPLACE: u16 = REQUEST | libc::NLM_F_CREATE as u16 | libc::NLM_F_REPLACE as u16;
 
 /// From `linux/veth.h`, `linux/neighbour.h`, `linux/rtnetlink.h` and `linux/if.h`: libc does not have them.
@@ -373,7 +373,7 @@ impl Rtnl {
         Ok(())
     }
 
-    fn ask(&mut self, request: Request) -> anyhow::Result<()> {
+    pub(crate) fn ask(&mut self, request: Request) -> anyhow::Result<()> {
         self.send(request)?;
         let reply = self.receive()?;
         if reply.kind != libc::NLMSG_ERROR as u16 {
@@ -385,18 +385,46 @@ impl Rtnl {
         }
     }
 
-    fn send(&mut self, request: Request) -> anyhow::Result<()> {
+    pub(crate) fn send(&mut self, request: Request) -> anyhow::Result<()> {
         self.sequence += 1;
         let bytes = request.finish(self.sequence);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty()).context("cannot send")?;
         Ok(())
     }
 
-    fn receive(&self) -> anyhow::Result<Reply> {
+    /// What comes of a request for a list: type and payload of each message.
+    pub(crate) fn list(&mut self, request: Request) -> anyhow::Result<Vec<(u16, Vec<u8>)>> {
+        self.send(request)?;
+        let mut messages = Vec::new();
+        loop {
+            let datagram = self.datagram()?;
+            let mut rest = datagram.as_slice();
+            while let Some((head, _)) = rest.split_at_checked(16) {
+                let word = |at: usize| head.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
+                let length = word(0).unwrap_or(0) as usize;
+                let kind = word(4).unwrap_or(0) as u16;
+                let payload = rest.get(16..length).context("a short message")?;
+                match i32::from(kind) {
+                    libc::NLMSG_DONE => return Ok(messages),
+                    libc::NLMSG_ERROR => bail!("the list is refused: {payload:?}"),
+                    _ => messages.push((kind, payload.to_vec())),
+                }
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+
+    fn datagram(&self) -> anyhow::Result<Vec<u8>> {
         let mut buffer = vec![0; 32 << 10];
         let (_, length) =
             rustix::net::recv(&self.socket, &mut buffer, RecvFlags::empty()).context("cannot receive")?;
         buffer.truncate(length);
+        Ok(buffer)
+    }
+
+    fn receive(&self) -> anyhow::Result<Reply> {
+        let mut buffer = self.datagram()?;
+        let length = buffer.len();
         let kind = buffer.get(4..6).and_then(|b| b.try_into().ok());
         Ok(Reply {
             kind: u16::from_ne_bytes(kind.context("a short message")?),
@@ -433,7 +461,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// Types and values in a list of attributes.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(rest.get(0..2)?.try_into().ok()?));
@@ -445,19 +473,19 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// A request under construction.
-struct Request {
+pub(crate) struct Request {
     bytes: Vec<u8>,
 }
 
 impl Request {
-    fn new(kind: u16, flags: u16) -> Self {
+    pub(crate) fn new(kind: u16, flags: u16) -> Self {
         let mut bytes = vec![0; 16];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         Self { bytes }
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
     }
 
@@ -487,7 +515,7 @@ impl Request {
         self.attribute(libc::IFLA_IFNAME, &bytes);
     }
 
-    fn attribute(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn attribute(&mut self, kind: u16, value: &[u8]) {
         let length = value.len() as u16 + 4;
         self.bytes(&length.to_ne_bytes());
         self.bytes(&kind.to_ne_bytes());
@@ -495,7 +523,7 @@ impl Request {
         self.pad();
     }
 
-    fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
+    pub(crate) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.attribute(kind, &[]);
         fill(self);

@@ -1,11 +1,13 @@
 //! Runs a suite: one test after the other, skips with a reason, and a closing line that counts them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use holdfast::datapath::AttachMode;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::Space;
@@ -15,6 +17,17 @@ const HANGS_AFTER: Duration = Duration::from_secs(300);
 
 /// A test.
 pub type Test = fn() -> anyhow::Result<()>;
+
+thread_local! {
+    static ATTACH: Cell<AttachMode> = const { Cell::new(AttachMode::Auto) };
+}
+
+/// Where the agents of this test attach. Some tests run a second time, as `tc::NAME`, with clsact instead of what the
+/// kernel has best.
+#[must_use]
+pub fn attach() -> AttachMode {
+    ATTACH.get()
+}
 
 /// Why a test cannot run here. A closed list: whoever adds a reason says whether the machine could have met it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,15 +85,25 @@ pub fn skip(reason: Reason) -> anyhow::Error {
 
 /// Runs a suite as the test executable's main. Use [`crate::suite!`].
 #[must_use]
-pub fn run(needs: &[Need], tests: &[(&'static str, Test)]) -> ExitCode {
+pub fn run(needs: &[Need], tests: &[(&'static str, Test)], again: &[(&'static str, Test)]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Tests measure time and losses: two at once would measure each other.
     arguments.test_threads.get_or_insert(1);
     let missing = if arguments.list { None } else { missing(needs) };
-    let trials = tests
+    let trial = |name: String, attach, test| {
+        let title = name.clone();
+        Trial::ignorable_test(title, move || {
+            ATTACH.set(attach);
+            judge(&name, missing, test)
+        })
+    };
+    let first = tests
         .iter()
-        .map(|&(name, test)| Trial::ignorable_test(name, move || judge(name, missing, test)))
-        .collect();
+        .map(|&(name, test)| trial(name.to_owned(), AttachMode::Auto, test));
+    let second = again
+        .iter()
+        .map(|&(name, test)| trial(format!("tc::{name}"), AttachMode::Tc, test));
+    let trials = first.chain(second).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
         say_closing_line(&conclusion);
@@ -176,14 +199,15 @@ pub fn say(line: impl fmt::Display) {
     println!("    {line}");
 }
 
-/// Makes the test executable: what it needs, and its tests by name.
+/// Makes the test executable: what it needs, its tests by name, and those that run again with clsact.
 #[macro_export]
 macro_rules! suite {
-    (needs [$($need:ident),*]; $($test:path),* $(,)?) => {
+    (needs [$($need:ident),*]; $($test:path),* $(,)? $(; tc [$($again:path),* $(,)?])?) => {
         fn main() -> std::process::ExitCode {
             $crate::suite::run(
                 &[$($crate::suite::Need::$need),*],
                 &[$((stringify!($test), $test as $crate::suite::Test)),*],
+                &[$($((stringify!($again), $again as $crate::suite::Test)),*)?],
             )
         }
     };

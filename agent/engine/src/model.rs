@@ -878,7 +878,7 @@ pub enum OpError {
 /// What an earlier life left in the pins, read back at start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adoption {
-    /// Devices of this namespace on which our program is, by a live pinned link.
+    /// Devices of this namespace on which our program is, by a live pinned link or a filter.
     pub attached: BTreeSet<Ifindex>,
     /// Consumer rows.
     pub rows: BTreeMap<Ifindex, Row>,

@@ -111,6 +111,7 @@ fn settings(config: AgentConfig) -> Settings {
         listen: config.listen,
         metrics_listen: config.metrics_listen,
         sizes: config.sizes,
+        attach: config.attach,
         allow_foreign_before: config.allow_foreign_before,
         all_policies: config.all_policies,
         debug: config.packet_log,

@@ -3,6 +3,7 @@
 use super::Answer;
 use super::output::{self, Format, FormatArgs};
 use crate::config::Directories;
+use crate::datapath::AttachMode;
 use crate::preflight::{self, Check, Wants};
 
 /// Flags of `holdfast preflight`.
@@ -12,6 +13,9 @@ Exit codes: 0 nothing is missing, 1 something is.
 
 Everything is found out by trying it; nothing stays behind. The agent refuses to start with the same list.")]
 pub struct Args {
+    /// Hook that the program is to be attached to
+    #[arg(long, env = "HOLDFAST_ATTACH", value_enum, default_value_t)]
+    pub attach: AttachMode,
     /// Form of the output.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -22,6 +26,7 @@ pub(super) fn run(directories: &Directories, args: &Args) -> Answer {
         bpffs_dir: directories.bpffs_dir.clone(),
         run_dir: directories.run_dir.clone(),
         state_dir: directories.state_dir.clone(),
+        attach: args.attach,
     });
     match args.format.output {
         Format::Json => {

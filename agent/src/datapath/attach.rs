@@ -1,11 +1,16 @@
-//! The program and its links.
+//! The program and where it is attached.
 //!
-//! Everything goes from pins: a pinned link tells the id of its program, and the program is pinned under that id
-//! (by id alone nothing can be opened without `CAP_SYS_ADMIN`). A link is attached by ifindex, never by name, and
-//! lives by its pin: dropping what is held here detaches nothing.
+//! Two hooks are known. **tcx**: a link in the chain of the device, first, pinned under the device's number. **clsact**,
+//! for kernels without tcx: a filter in a place of its own (see [`filter`]). Which one is used is decided once, at start;
+//! what an earlier life left at the other hook is replaced: ours is put at this hook first and taken from the other one
+//! then, so that no packet meets neither (one that the first lets pass meets both, and is counted twice).
+//!
+//! Everything goes from pins: a pinned link tells the id of its program, a filter too, and the program is pinned under
+//! that id (by id alone nothing can be opened without `CAP_SYS_ADMIN`). A device is meant by its ifindex, never by its
+//! name, and what is attached lives by its pin or with the device: dropping what is held here detaches nothing.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,9 +21,11 @@ use holdfast_engine::model::{Device, Ifindex, OpError};
 use rustix::io::Errno;
 
 use super::DatapathError;
+use super::filter::{self, Hooked, Ours, PutError};
 use super::pins::{self, PinError, Pins};
-use super::raw::{self, Chain, LinkInfo, ProgInfo};
+use super::raw::{self, Chain, ChainItem, LinkInfo, ProgInfo};
 use crate::netlink::find;
+use crate::netlink::tc::{self, TcError};
 
 /// A loaded program that is pinned under its id.
 #[derive(Debug)]
@@ -102,7 +109,46 @@ pub(super) enum Pinned {
     },
 }
 
-/// The links of an earlier life.
+/// Where the program is to be attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum AttachMode {
+    /// By tcx, or by clsact if the kernel has no tcx
+    #[default]
+    Auto,
+    /// By tcx
+    Tcx,
+    /// By a filter of clsact
+    Tc,
+}
+
+/// Where it is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// In the chain of links (tcx), first.
+    Tcx,
+    /// As a filter of the clsact qdisc.
+    Clsact,
+}
+
+impl Hook {
+    /// What the mode means on this kernel: found out by trying, not by its version.
+    pub(super) fn choose(
+        mode: AttachMode,
+        try_tcx: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<Self, Errno> {
+        match mode {
+            AttachMode::Tcx => Ok(Self::Tcx),
+            AttachMode::Tc => Ok(Self::Clsact),
+            AttachMode::Auto => match try_tcx() {
+                Ok(()) => Ok(Self::Tcx),
+                Err(Errno::INVAL) => Ok(Self::Clsact),
+                Err(errno) => Err(errno),
+            },
+        }
+    }
+}
+
+/// What an earlier life left at the devices.
 #[derive(Debug, Default)]
 pub(super) struct Recovered {
     /// Devices of this namespace that have our program.
@@ -112,23 +158,75 @@ pub(super) struct Recovered {
 }
 
 impl Recovered {
-    /// No news of a link: it is taken for what it was.
+    /// No news of a device: it is taken for what it was.
     fn leave(&mut self, ifindex: Ifindex, error: &dyn Display) {
-        tracing::warn!(ifindex, %error, "a link cannot be given the program: it stays as it is");
+        tracing::warn!(ifindex, %error, "a device cannot be given the program: it stays as it is");
         self.attached.insert(ifindex);
         self.left_behind = true;
     }
 }
 
-/// The directory of links.
+/// Ours at a device, and who is asked before it.
+#[derive(Debug)]
+pub(super) struct Inspection {
+    /// Id of the program that is ours; if there is none, why.
+    pub(super) program: Result<u32, String>,
+    /// Whom packets meet before it, in their order. Any of them may let a packet pass without asking ours.
+    pub(super) before: Vec<Foreign>,
+}
+
+/// A program that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Foreign {
+    /// In the chain of tcx. Its name could be read with `CAP_SYS_ADMIN` only.
+    Tcx {
+        /// Its id.
+        program: u32,
+    },
+    /// A filter.
+    Filter(filter::Foreign),
+}
+
+impl Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcx { program } => write!(f, "program {program} (tcx)"),
+            Self::Filter(filter) => filter.fmt(f),
+        }
+    }
+}
+
+/// What there is of ours at the two hooks of a device.
+#[derive(Debug, Default)]
+struct Found {
+    link: Option<(OwnedFd, LinkInfo)>,
+    filter: Option<Ours>,
+}
+
+impl Found {
+    fn program_of_link(&self) -> Option<u32> {
+        self.link.as_ref().map(|(_, info)| info.prog_id)
+    }
+
+    fn program_of_filter(&self) -> Option<u32> {
+        self.filter.map(|ours| ours.program)
+    }
+}
+
+/// The program at the devices: pinned links, or filters.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
     pins: Pins,
+    hook: Hook,
 }
 
 impl Links {
-    pub(super) const fn new(pins: Pins) -> Self {
-        Self { pins }
+    pub(super) const fn new(pins: Pins, hook: Hook) -> Self {
+        Self { pins, hook }
+    }
+
+    pub(super) const fn hook(&self) -> Hook {
+        self.hook
     }
 
     /// Looks at the link that is pinned for a device.
@@ -174,11 +272,7 @@ impl Links {
                 },
             });
         }
-        let chain = match raw::chain(ifindex) {
-            Ok(chain) => chain,
-            Err(Errno::NODEV) => Chain::default(),
-            Err(errno) => return Err(PinError::bpf("reading the chain of the device of", &path)(errno)),
-        };
+        let chain = chain(ifindex).map_err(PinError::bpf("reading the chain of the device of", &path))?;
         if chain.items.iter().any(|item| item.link_id == info.id) {
             Ok(Pinned::Live { link, info, chain })
         } else {
@@ -189,24 +283,113 @@ impl Links {
         }
     }
 
-    /// Attaches `program` to a device, first in its chain, and pins the link. Says how much was done: 0 when it was so.
+    /// Finds ours at the ingress of a device, and whom packets meet before it: first all of tcx, then the filters. Should
+    /// ours be at both hooks, the first is the one that decides.
+    pub(super) fn inspect(&self, ifindex: Ifindex) -> Result<Inspection, OpError> {
+        let foreign = |item: &ChainItem| Foreign::Tcx {
+            program: item.prog_id,
+        };
+        let look = self.look(ifindex).map_err(|error| refused(&error))?;
+        if let Pinned::Live { info, chain, .. } = &look {
+            let before = chain.items.iter().take_while(|item| item.link_id != info.id);
+            return Ok(Inspection {
+                program: Ok(info.prog_id),
+                before: before.map(foreign).collect(),
+            });
+        }
+        let Hooked {
+            ours,
+            before: filters,
+        } = filter::look(ifindex).map_err(|error| tc_failed("reading the filters of", ifindex, &error))?;
+        let chain = chain(ifindex).map_err(|errno| failed("reading the chain of", ifindex, errno))?;
+        Ok(Inspection {
+            program: ours
+                .map(|ours| ours.program)
+                .ok_or_else(|| match (look, self.hook) {
+                    (Pinned::Defunct { why, .. }, _) => {
+                        format!("the link of device {ifindex} is defunct: {why}")
+                    }
+                    (_, Hook::Tcx) => format!("no link is pinned for device {ifindex}"),
+                    (_, Hook::Clsact) => format!("device {ifindex} has no filter of ours"),
+                }),
+            before: chain
+                .items
+                .iter()
+                .map(foreign)
+                .chain(filters.into_iter().map(Foreign::Filter))
+                .collect(),
+        })
+    }
+
+    /// Makes `program` that of a device. Says how much was done: 0 when it was so.
     pub(super) fn attach(&self, program: &Program, device: Device) -> Result<u32, OpError> {
-        let Device { ifindex, .. } = device;
         is_still(device)?;
-        match self.look(ifindex).map_err(|error| refused(&error))? {
-            Pinned::Live { info, .. } if info.prog_id == program.info.id => return Ok(0),
-            Pinned::Live { link, .. } => {
-                return match raw::link_update(link.as_fd(), program.fd.as_fd()) {
-                    Ok(()) => Ok(1),
-                    Err(Errno::NOLINK) => Err(OpError::NoDevice),
-                    Err(errno) => Err(failed("replacing the program of", ifindex, errno)),
-                };
-            }
+        let found = self.find(device.ifindex)?;
+        self.install(program, device, found)
+    }
+
+    /// What there is of ours at a device. Defunct links are removed.
+    fn find(&self, ifindex: Ifindex) -> Result<Found, OpError> {
+        let link = match self.look(ifindex).map_err(|error| refused(&error))? {
+            Pinned::Live { link, info, .. } => Some((link, info)),
+            Pinned::Absent => None,
             Pinned::Defunct { link, why } => {
                 self.remove_defunct(ifindex, link, &why)
                     .map_err(|error| refused(&error))?;
+                None
             }
-            Pinned::Absent => {}
+        };
+        let hooked =
+            filter::look(ifindex).map_err(|error| tc_failed("reading the filters of", ifindex, &error))?;
+        Ok(Found {
+            link,
+            filter: hooked.ours,
+        })
+    }
+
+    fn install(&self, program: &Program, device: Device, found: Found) -> Result<u32, OpError> {
+        let Found { link, filter } = found;
+        let mut writes = match self.hook {
+            Hook::Tcx => self.put_link(program, device, link.as_ref())?,
+            Hook::Clsact => Self::put_filter(program, device, filter)?,
+        };
+        let other = match self.hook {
+            Hook::Tcx => filter.is_some(),
+            Hook::Clsact => link.is_some(),
+        };
+        // The last descriptor of a link that goes must not be this one: see `detach_link`.
+        drop(link);
+        if other {
+            let ifindex = device.ifindex;
+            tracing::info!(ifindex, hook = ?self.hook, "the program has changed its hook");
+            writes += match self.hook {
+                Hook::Tcx => Self::remove_filter(ifindex)?,
+                Hook::Clsact => self.detach_link(ifindex)?,
+            };
+        }
+        Ok(writes)
+    }
+
+    /// By tcx: first in the chain, and pinned.
+    fn put_link(
+        &self,
+        program: &Program,
+        device: Device,
+        there: Option<&(OwnedFd, LinkInfo)>,
+    ) -> Result<u32, OpError> {
+        let Device { ifindex, .. } = device;
+        if let Some((link, info)) = there {
+            if info.prog_id == program.info.id {
+                return Ok(0);
+            }
+            return match raw::link_update(link.as_fd(), program.fd.as_fd()) {
+                Ok(()) => {
+                    replaced(ifindex, info.prog_id, program);
+                    Ok(1)
+                }
+                Err(Errno::NOLINK) => Err(OpError::NoDevice),
+                Err(errno) => Err(failed("replacing the program of", ifindex, errno)),
+            };
         }
         let link = match raw::link_create(program.fd.as_fd(), ifindex) {
             Ok(link) => link,
@@ -231,6 +414,28 @@ impl Links {
         Ok(1)
     }
 
+    /// By clsact.
+    fn put_filter(program: &Program, device: Device, there: Option<Ours>) -> Result<u32, OpError> {
+        let Device { ifindex, .. } = device;
+        if there.is_some_and(|ours| ours.program == program.info.id) {
+            return Ok(0);
+        }
+        filter::put(ifindex, program.fd.as_fd(), there).map_err(|error| match error {
+            PutError::NoDevice => OpError::NoDevice,
+            error => OpError::Refused {
+                message: format!("attaching to device {ifindex}: {error}"),
+            },
+        })?;
+        if let Some(ours) = there {
+            replaced(ifindex, ours.program, program);
+        } else if let Err(error) = is_still(device) {
+            // As with a link: it was put at another device than was meant.
+            Self::remove_filter(ifindex)?;
+            return Err(error);
+        }
+        Ok(1)
+    }
+
     /// Removes the pin of a defunct link; what is no pin at all is set aside.
     fn remove_defunct(&self, ifindex: Ifindex, link: Option<OwnedFd>, why: &str) -> Result<(), PinError> {
         let path = self.pins.link(ifindex);
@@ -245,8 +450,12 @@ impl Links {
         Ok(())
     }
 
-    /// Detaches from a device, which may be gone, and unpins. Says how much was done.
+    /// Detaches from a device, which may be gone, at both hooks. Says how much was done.
     pub(super) fn detach(&self, ifindex: Ifindex) -> Result<u32, OpError> {
+        Ok(self.detach_link(ifindex)? + Self::remove_filter(ifindex)?)
+    }
+
+    fn detach_link(&self, ifindex: Ifindex) -> Result<u32, OpError> {
         let path = self.pins.link(ifindex);
         // The pin goes first, and the last descriptor detaches within close(2); the other way round, the removal of
         // the pin would leave it to a kernel worker, some time after the answer.
@@ -260,43 +469,90 @@ impl Links {
         Ok(1)
     }
 
-    /// Finds the devices that have our program, and makes `program` that of all of them. Defunct links are removed.
+    fn remove_filter(ifindex: Ifindex) -> Result<u32, OpError> {
+        filter::remove(ifindex)
+            .map(u32::from)
+            .map_err(|error| tc_failed("removing the filter of", ifindex, &error))
+    }
+
+    /// Finds the devices that have our program, and makes `program` that of all of them, at this life's hook. Defunct
+    /// links are removed.
     ///
-    /// One link that cannot be looked at or given the program keeps nobody from serving: it stays as it is.
-    pub(super) fn recover(&self, program: &Program) -> Result<Recovered, PinError> {
+    /// One device that cannot be looked at or given the program keeps nobody from serving: it stays as it is.
+    pub(super) fn recover(&self, program: &Program) -> Result<Recovered, DatapathError> {
+        let programs: BTreeSet<u32> = self.pins.programs()?.into_iter().collect();
+        let mut devices = self.linked()?;
+        devices.extend(tc::hooked()?);
         let mut recovered = Recovered::default();
-        for name in self.pins.link_names()? {
-            let path = self.pins.links().join(&name);
-            let Some(ifindex) = canonical(&name) else {
-                tracing::warn!(pin = %path.display(), "not ours among the links: left alone");
-                continue;
-            };
-            match self.look(ifindex) {
-                Ok(Pinned::Absent) => {}
-                Ok(Pinned::Defunct { link, why }) => self.remove_defunct(ifindex, link, &why)?,
-                Ok(Pinned::Live { link, info, .. }) => {
-                    if info.prog_id == program.info.id {
-                        recovered.attached.insert(ifindex);
-                        continue;
-                    }
-                    match raw::link_update(link.as_fd(), program.fd.as_fd()) {
-                        Ok(()) => {
-                            let (old, new) = (info.prog_id, program.info.id);
-                            tracing::info!(ifindex, old, new, "replaced the program of a link in its place");
-                            recovered.attached.insert(ifindex);
-                        }
-                        // The device went between the look and the update.
-                        Err(Errno::NOLINK) => drop(pins::unpin(&path)?),
-                        Err(errno) => recovered.leave(ifindex, &errno),
-                    }
-                }
+        for ifindex in devices {
+            match self.recover_one(program, ifindex, &programs) {
+                Ok(true) => _ = recovered.attached.insert(ifindex),
+                Ok(false) => {}
                 Err(error) => recovered.leave(ifindex, &error),
             }
         }
         Ok(recovered)
     }
 
-    /// Unpins every program but this one: no link leads to another.
+    /// Says whether the device has our program, by a link or filter of an earlier life.
+    fn recover_one(
+        &self,
+        program: &Program,
+        ifindex: Ifindex,
+        programs: &BTreeSet<u32>,
+    ) -> Result<bool, OpError> {
+        let mut found = self.find(ifindex)?;
+        if let Some(ours) = found.filter.take_if(|ours| !programs.contains(&ours.program)) {
+            tracing::warn!(
+                ifindex,
+                program = ours.program,
+                "a filter of ours whose program is not pinned here: its pins are lost, or it is another agent's; it stays \
+                 until an attachment names its device"
+            );
+        }
+        let right = match self.hook {
+            Hook::Tcx => found.program_of_link(),
+            Hook::Clsact => found.program_of_filter(),
+        } == Some(program.info.id);
+        match &found {
+            Found {
+                link: None,
+                filter: None,
+            } => return Ok(false),
+            Found { link: None, .. } | Found { filter: None, .. } if right => return Ok(true),
+            Found { .. } => {}
+        }
+        let installed = match device(ifindex)? {
+            Some(device) => self.install(program, device, found),
+            None => Err(OpError::NoDevice),
+        };
+        match installed {
+            Ok(_) => Ok(true),
+            // It went between the look and the change.
+            Err(OpError::NoDevice) => {
+                self.detach_link(ifindex)?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The devices that have a pinned link.
+    fn linked(&self) -> Result<BTreeSet<Ifindex>, PinError> {
+        let mut devices = BTreeSet::new();
+        for name in self.pins.link_names()? {
+            match canonical(&name) {
+                Some(ifindex) => _ = devices.insert(ifindex),
+                None => {
+                    let pin = self.pins.links().join(&name);
+                    tracing::warn!(pin = %pin.display(), "not ours among the links: left alone");
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Unpins every program but this one: no link and no filter leads to another.
     pub(super) fn unpin_programs_but(&self, keep: u32) -> Result<(), PinError> {
         for id in self.pins.programs()? {
             if id != keep {
@@ -307,20 +563,53 @@ impl Links {
     }
 }
 
+/// The chain of a device; empty if the device is gone, or the kernel has no tcx.
+fn chain(ifindex: Ifindex) -> Result<Chain, Errno> {
+    match raw::chain(ifindex) {
+        Err(Errno::NODEV | Errno::INVAL) => Ok(Chain::default()),
+        result => result,
+    }
+}
+
+fn replaced(ifindex: Ifindex, old: u32, program: &Program) {
+    let new = program.info.id;
+    tracing::info!(ifindex, old, new, "replaced the program of a device in its place");
+}
+
 /// The ifindex that a pin's name says, if it is spelled as we spell it.
 fn canonical(name: &str) -> Option<Ifindex> {
     let ifindex: Ifindex = name.parse().ok()?;
     (ifindex != 0 && ifindex.to_string() == name).then_some(ifindex)
 }
 
-/// Whether the kernel's device with this number is the one that is meant.
-pub(super) fn is_still(device: Device) -> Result<(), OpError> {
-    match find::by_index(device.ifindex) {
-        Ok(Some(link)) if link.mac == device.mac => Ok(()),
-        Ok(_) => Err(OpError::NoDevice),
+/// The kernel's device with this number.
+fn device(ifindex: Ifindex) -> Result<Option<Device>, OpError> {
+    match find::by_index(ifindex) {
+        Ok(link) => Ok(link.map(|link| Device {
+            ifindex,
+            mac: link.mac,
+        })),
         Err(error) => Err(OpError::Refused {
-            message: format!("asking for device {}: {error}", device.ifindex),
+            message: format!("asking for device {ifindex}: {error}"),
         }),
+    }
+}
+
+/// Whether the kernel's device with this number is the one that is meant.
+pub(super) fn is_still(meant: Device) -> Result<(), OpError> {
+    if device(meant.ifindex)? == Some(meant) {
+        Ok(())
+    } else {
+        Err(OpError::NoDevice)
+    }
+}
+
+fn tc_failed(operation: &str, ifindex: Ifindex, error: &TcError) -> OpError {
+    if error.errno() == Some(Errno::NODEV) {
+        return OpError::NoDevice;
+    }
+    OpError::Refused {
+        message: format!("{operation} device {ifindex}: {error}"),
     }
 }
 
@@ -342,6 +631,16 @@ pub(super) fn refused(error: &PinError) -> OpError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hook_is_chosen_by_what_the_kernel_answers() {
+        let chosen = |mode, answer| Hook::choose(mode, || answer);
+        assert_eq!(chosen(AttachMode::Auto, Ok(())), Ok(Hook::Tcx));
+        assert_eq!(chosen(AttachMode::Auto, Err(Errno::INVAL)), Ok(Hook::Clsact));
+        assert_eq!(chosen(AttachMode::Auto, Err(Errno::PERM)), Err(Errno::PERM));
+        assert_eq!(chosen(AttachMode::Tcx, Err(Errno::INVAL)), Ok(Hook::Tcx));
+        assert_eq!(chosen(AttachMode::Tc, Ok(())), Ok(Hook::Clsact));
+    }
 
     #[test]
     fn only_our_own_spelling_of_a_number_names_a_link() {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,11 +18,12 @@ use rand::rngs::SysRng;
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use super::attach::{self, Links, Program};
+use super::attach::{self, AttachMode, Hook, Links, Program};
 use super::maps::{self, Counters, Maps, Prepared};
 use super::object::object;
 use super::pins::{AgentLock, Pins, Sizes};
 use super::proof::{Answer, Packet, Prover, Question};
+use super::raw;
 use super::write::{Known, Tally, Writer};
 use super::{Datapath, DatapathError, Logs, MapStats, Stats, Wakes, adopt};
 use crate::registry::{Registry, RegistryError};
@@ -59,7 +61,9 @@ pub struct Options {
     pub run_dir: PathBuf,
     /// Sizes of the maps that are made.
     pub sizes: Sizes,
-    /// A foreign program before ours in a chain does not fail a proof.
+    /// Where the program is attached.
+    pub attach: AttachMode,
+    /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
 }
 
@@ -128,7 +132,6 @@ impl Kernel {
         } = maps::prepare(&pins, &options.sizes)?;
         let epoch = epoch(&maps, fresh)?;
 
-        let links = Links::new(pins.clone());
         let record = Record::wanted(&maps, &registry)?;
         let program = match record.current(&maps, &pins)? {
             Some(program) => program,
@@ -138,9 +141,12 @@ impl Kernel {
                 program
             }
         };
+        let hook =
+            Hook::choose(options.attach, || raw::try_tcx(program.fd.as_fd())).map_err(DatapathError::Tcx)?;
+        let links = Links::new(pins.clone(), hook);
         let recovered = links.recover(&program)?;
         if !recovered.left_behind {
-            // Only now does no link lead to another program any more.
+            // Only now does no link and no filter lead to another program any more.
             links.unpin_programs_but(program.info.id)?;
         }
         let (_, known) = adopt::read(&maps, recovered.attached)?;
@@ -181,6 +187,12 @@ impl Kernel {
             epoch,
             capacity,
         })
+    }
+
+    /// Where the program is attached.
+    #[must_use]
+    pub const fn hook(&self) -> Hook {
+        self.links.hook()
     }
 
     /// The kernel's id of the program that every attached device holds.

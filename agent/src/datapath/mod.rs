@@ -7,6 +7,7 @@ pub mod chaos;
 mod convert;
 #[cfg(any(test, feature = "chaos"))]
 pub mod fake;
+pub mod filter;
 mod kernel;
 mod maps;
 pub mod object;
@@ -22,8 +23,10 @@ use std::error::Error;
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpResult, RegistryRead};
 use rustix::io::Errno;
 
+use crate::netlink::tc::TcError;
 use crate::registry::RegistryError;
 
+pub use attach::{AttachMode, Hook};
 pub use kernel::{Kernel, Opened, Options, try_load};
 pub use maps::Maps;
 pub use object::NotBuilt;
@@ -95,6 +98,12 @@ pub enum DatapathError {
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// The devices' filters could not be listed.
+    #[error("listing the qdiscs of all devices: {0}")]
+    Filters(#[from] TcError),
+    /// It could not be found out whether this kernel has tcx.
+    #[error("trying tcx: {0}; `holdfast preflight` says what this kernel lacks")]
+    Tcx(Errno),
     /// The BPF object was refused, by its parser or by the kernel.
     #[error("the BPF object: {doing}: {message}; `holdfast preflight` says what this kernel lacks")]
     Object {

@@ -4,7 +4,7 @@
 //! <bpffs dir>/registry_v1            written by CNIs too, outside the layout version
 //! <bpffs dir>/v1/<map>               every other map
 //! <bpffs dir>/v1/classifier_<id>     the program, under its kernel id: a link's info names only the id
-//! <bpffs dir>/v1/links/<ifindex>     one link a device
+//! <bpffs dir>/v1/links/<ifindex>     one link a device (tcx)
 //! ```
 //! A pin is never trusted for its name: aya takes whatever is pinned there and checks nothing, so the shape of
 //! every map is compared with [`layout`] first. What does not fit is set aside under another name.

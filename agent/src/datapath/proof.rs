@@ -15,7 +15,7 @@ use holdfast_engine::model::{
 };
 use rustix::io::Errno;
 
-use super::attach::{Links, Pinned, Program, failed, is_still, refused};
+use super::attach::{Inspection, Links, Program, failed, is_still, refused};
 use super::convert;
 use super::maps::Maps;
 use super::pins::Pins;
@@ -127,34 +127,21 @@ impl Prover<'_> {
     pub(super) fn program_of(&self, device: Device) -> Result<Program, OpError> {
         let Device { ifindex, .. } = device;
         is_still(device)?;
-        let (info, chain) = match self.links.look(ifindex).map_err(|error| refused(&error))? {
-            Pinned::Live { info, chain, .. } => (info, chain),
-            Pinned::Absent => return Err(detached(format!("no link is pinned for device {ifindex}"))),
-            Pinned::Defunct { why, .. } => {
-                return Err(detached(format!(
-                    "the link of device {ifindex} is defunct: {why}"
-                )));
-            }
-        };
+        let Inspection { program, before } = self.links.inspect(ifindex)?;
+        let id = program.map_err(detached)?;
         // What stands before ours could let every packet pass without asking ours.
-        let before: Vec<String> = chain
-            .items
-            .iter()
-            .take_while(|item| item.link_id != info.id)
-            .map(|item| item.prog_id.to_string())
-            .collect();
         if !before.is_empty() && !self.allow_foreign_before {
+            let before: Vec<String> = before.iter().map(ToString::to_string).collect();
             return Err(disproved(format!(
-                "foreign program {} runs before ours ({}) at device {ifindex}",
-                before.join(", "),
-                info.prog_id
+                "device {ifindex}: {} is asked before our program {id} and could let packets pass: put it behind ours, or \
+                 give the agent --allow-foreign-before",
+                before.join(" and ")
             )));
         }
-        let program = Program::open(self.pins, info.prog_id).map_err(|error| refused(&error))?;
+        let program = Program::open(self.pins, id).map_err(|error| refused(&error))?;
         program.ok_or_else(|| {
             detached(format!(
-                "device {ifindex} holds program {}, which is none that is pinned here",
-                info.prog_id
+                "device {ifindex} holds program {id}, which is none that is pinned here"
             ))
         })
     }

@@ -885,6 +885,22 @@ pub fn link_create(program: BorrowedFd<'_>, ifindex: u32) -> Result<OwnedFd, Err
     bpf(cmd::LINK_CREATE, &mut attr).map(owned)
 }
 
+/// Finds out whether this kernel has tcx, by attaching `program` to a device that cannot be: a kernel with tcx looks for
+/// the device, one without refuses the hook.
+///
+/// # Errors
+/// As bpf(2): `EINVAL` without tcx.
+pub fn try_tcx(program: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Too high for any device.
+    const NO_DEVICE: u32 = 0x7fff_fff0;
+    match link_create(program, NO_DEVICE) {
+        Err(Errno::NODEV) => Ok(()),
+        Err(errno) => Err(errno),
+        // Cannot be; the link goes with its descriptor.
+        Ok(_) => Err(Errno::NOTSUP),
+    }
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct LinkUpdateAttr {

@@ -10,6 +10,7 @@ mod monitor;
 mod parse;
 mod socket;
 mod state;
+pub mod tc;
 
 #[cfg(any(test, feature = "chaos"))]
 pub mod fake;

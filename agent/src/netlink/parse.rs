@@ -11,8 +11,8 @@ const IFINFO_HEADER: usize = 16;
 const ATTRIBUTE_HEADER: usize = 4;
 
 const NLMSG_NOOP: u16 = libc::NLMSG_NOOP as u16;
-const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
-const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
+pub(super) const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
+pub(super) const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
 const NLMSG_OVERRUN: u16 = libc::NLMSG_OVERRUN as u16;
 const NLM_F_DUMP_INTR: u16 = libc::NLM_F_DUMP_INTR as u16;
 
@@ -78,14 +78,37 @@ impl Iterator for Messages<'_> {
     }
 }
 
-fn take_message(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
+/// A message as it is framed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<'a> {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    pub(super) payload: &'a [u8],
+}
+
+/// The first message of a datagram, and what comes after it.
+pub(super) fn take_frame(bytes: &[u8]) -> Result<(Frame<'_>, &[u8]), Malformed> {
     let length = u32_at(bytes, 0).ok_or(Malformed)? as usize;
-    let kind = u16_at(bytes, 4).ok_or(Malformed)?;
-    let flags = u16_at(bytes, 6).ok_or(Malformed)?;
-    let sequence = u32_at(bytes, 8).ok_or(Malformed)?;
-    let payload = bytes.get(NLMSG_HEADER..length).ok_or(Malformed)?;
+    let frame = Frame {
+        kind: u16_at(bytes, 4).ok_or(Malformed)?,
+        flags: u16_at(bytes, 6).ok_or(Malformed)?,
+        sequence: u32_at(bytes, 8).ok_or(Malformed)?,
+        payload: bytes.get(NLMSG_HEADER..length).ok_or(Malformed)?,
+    };
     // The padding behind the last message may be missing.
     let rest = bytes.get(aligned(length)..).unwrap_or_default();
+    Ok((frame, rest))
+}
+
+fn take_message(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
+    let (frame, rest) = take_frame(bytes)?;
+    let Frame {
+        kind,
+        flags,
+        sequence,
+        payload,
+    } = frame;
     let content = match kind {
         NLMSG_DONE => Content::Done(i32_at(payload, 0).unwrap_or(0).saturating_neg()),
         NLMSG_ERROR => Content::Answer(i32_at(payload, 0).ok_or(Malformed)?.saturating_neg()),
@@ -197,13 +220,13 @@ fn device_name(value: &[u8]) -> Option<String> {
     Some(std::str::from_utf8(bytes).map_or_else(|_| spelled_out(), str::to_owned))
 }
 
-fn until_nul(value: &[u8]) -> &[u8] {
+pub(super) fn until_nul(value: &[u8]) -> &[u8] {
     value.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 /// Attributes (type, value), in order; a `None` = malformed, after which nothing follows.
-struct Attributes<'a> {
-    rest: &'a [u8],
+pub(super) struct Attributes<'a> {
+    pub(super) rest: &'a [u8],
 }
 
 impl<'a> Iterator for Attributes<'a> {
@@ -236,11 +259,11 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().copied().map(u16::from_ne_bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
-fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
+pub(super) fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {
     bytes.get(at..)?.first_chunk().copied().map(i32::from_ne_bytes)
 }
 
