@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::Engine;
 use crate::gate::{Known, of_device};
-use crate::model::{Destination, FailReason, Ifindex, Incarnation, LinkKind, PolicySpec, RouteKey};
+use crate::model::{Destination, FailReason, Features, Ifindex, Incarnation, PolicySpec, RouteKey};
 use crate::objects::{AttachmentId, AttachmentState, PolicyId, PolicyState};
 use crate::ports::Port;
 
@@ -21,6 +21,15 @@ pub(crate) struct Claim {
     pub(crate) conflict: Option<String>,
     /// It cannot be done: what it claims stays closed.
     pub(crate) refused: Option<(FailReason, String)>,
+    /// Answers cannot be delivered to the consumer: what it claims stays closed.
+    pub(crate) unreachable: Option<String>,
+}
+
+impl Claim {
+    /// Whether nothing about the objects and the device forbids it.
+    pub(crate) fn may_deliver(&self) -> bool {
+        self.conflict.is_none() && self.refused.is_none() && self.unreachable.is_none()
+    }
 }
 
 /// Everything that is claimed on one interface.
@@ -40,11 +49,11 @@ impl Claims {
     }
 }
 
-/// The destinations of a policy that are one address, protocol and port.
-pub(crate) fn services(spec: &PolicySpec) -> impl Iterator<Item = RouteKey> + '_ {
+/// What a policy claims, as far as the data plane can claim it.
+pub(crate) fn routes(spec: &PolicySpec, features: Features) -> impl Iterator<Item = RouteKey> + '_ {
     spec.destinations
         .iter()
-        .filter_map(|destination| match destination {
+        .filter_map(move |destination| match destination {
             Destination::Service {
                 address,
                 protocol,
@@ -54,6 +63,10 @@ pub(crate) fn services(spec: &PolicySpec) -> impl Iterator<Item = RouteKey> + '_
                 address: *address,
                 protocol: *protocol,
                 port: *port,
+            }),
+            Destination::Prefix { address, length } if features.prefixes => Some(RouteKey::Prefix {
+                address: *address,
+                length: *length,
             }),
             Destination::Prefix { .. } => None,
         })
@@ -93,7 +106,6 @@ impl Engine {
             }
         }
         candidates.sort_by(|(p, _, a, _), (q, _, b, _)| p.age.cmp(&q.age).then(a.age().cmp(&b.age())));
-        let delivers = self.reaches_consumer(port);
         for (state, policy, attachment, id) in &candidates {
             let mut claim = Claim {
                 policy: *policy,
@@ -102,20 +114,13 @@ impl Engine {
                 wanted: BTreeSet::new(),
                 conflict: None,
                 refused: None,
+                unreachable: self.unreachable(port, attachment),
             };
             if let Some(spec) = &state.spec {
                 // What cannot be done is claimed all the same, closed: it fails closed.
-                claim.wanted = services(spec).collect();
+                claim.wanted = routes(spec, self.config.features).collect();
                 if let Some(message) = &state.unsupported {
                     claim.refused = Some((FailReason::Unsupported, message.clone()));
-                } else if !delivers {
-                    claim.refused = Some((
-                        FailReason::Unsupported,
-                        format!(
-                            "interface {} is not a veth with its peer in another namespace: answers to such a consumer come with a later version (neighbour delivery)",
-                            attachment.object.interface
-                        ),
-                    ));
                 }
             }
             let winner = claim.wanted.iter().find_map(|key| {
@@ -175,13 +180,22 @@ impl Engine {
         claims
     }
 
-    /// Whether answers can be delivered to this consumer.
-    fn reaches_consumer(&self, port: &Port) -> bool {
-        self.config.features.neighbour_delivery
-            || port
-                .device
-                .and_then(|device| self.interfaces.link(device.ifindex))
-                .is_none_or(|link| link.kind == LinkKind::Veth { peer_elsewhere: true })
+    /// Why answers cannot be delivered to this consumer.
+    fn unreachable(&self, port: &Port, attachment: &AttachmentState) -> Option<String> {
+        self.answers_via(port)?;
+        let object = &attachment.object;
+        if !self.config.features.neighbour_delivery {
+            return Some(format!(
+                "interface {} is not a veth with its peer in another namespace: answers to such a consumer come with a later version (neighbour delivery)",
+                object.interface
+            ));
+        }
+        object.addresses.is_empty().then(|| {
+            format!(
+                "answers reach interface {} by the address of its workload, and attachment {} names none",
+                object.interface, object.name
+            )
+        })
     }
 
     /// Decides who of several attachments has the right to an interface, and to their addresses.

@@ -234,7 +234,7 @@ impl Engine {
                 self.link_lost(ifindex, true);
             }
             Event::LinkDump(links) => self.link_dump(links),
-            Event::Locals(addresses) => self.locals.told(addresses),
+            Event::Locals(addresses) => self.locals_told(addresses),
             Event::Registry(reads) => {
                 for (ifindex, read) in reads {
                     self.registry_read(ifindex, read);
@@ -667,7 +667,12 @@ impl Engine {
             trouble.blocked = false;
             self.dirty.policies.insert(id);
         }
-        let others: Vec<AttachmentId> = state.producers.difference(&state.ready).copied().collect();
+        let others: Vec<AttachmentId> = state
+            .producers
+            .iter()
+            .filter(|producer| !state.ready.contains_key(producer))
+            .copied()
+            .collect();
         for attachment in failed {
             self.dirty_attachment(attachment);
         }

@@ -90,11 +90,11 @@ pub(crate) struct Intent {
 
 /// Whether producers are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Producers {
+pub(crate) enum Producers<'a> {
     /// At least one that is not the consumer itself.
     Ready,
-    /// None.
-    Missing,
+    /// None, or none for one family of the destinations; for people, unless no producer is ready at all.
+    Missing(Option<&'a str>),
     /// None, and a switch to them waits; the old set goes on serving (or was cut off at the deadline).
     Awaited {
         /// The old set still serves.
@@ -115,10 +115,12 @@ pub(crate) struct Facts<'a> {
     pub(crate) trouble: Option<&'a Trouble>,
     /// Link and identity.
     pub(crate) gate: &'a Gate,
+    /// Answers cannot be delivered to the consumer.
+    pub(crate) unreachable: Option<&'a str>,
     /// The identity of a producer could not be read, and never was.
     pub(crate) unreadable: Option<&'a str>,
     /// Producers.
-    pub(crate) producers: Producers,
+    pub(crate) producers: Producers<'a>,
     /// Everything is in the kernel, answered and proven.
     pub(crate) done: bool,
 }
@@ -161,11 +163,16 @@ pub(crate) fn judge(before: State, facts: &Facts<'_>) -> (State, Option<String>)
         },
         Facts {
             gate: Gate::Ready(_),
-            producers: Producers::Missing,
+            unreachable: Some(message),
+            ..
+        } => failed(FailReason::Unsupported, message),
+        Facts {
+            gate: Gate::Ready(_),
+            producers: Producers::Missing(why),
             ..
         } => (
             State::Held(HoldReason::NoReadyProducer),
-            Some("no selected producer is ready".to_owned()),
+            Some(why.map_or_else(|| "no selected producer is ready".to_owned(), str::to_owned)),
         ),
         Facts {
             gate: Gate::Ready(_),

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{Device, Ifindex, Link};
+use crate::model::{Device, Ifindex, Link, LinkKind};
 
 /// The devices that are known.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,8 @@ pub(crate) struct Interfaces {
     /// By name: the device that has it, then others that claim it, in the order in which they came.
     names: BTreeMap<String, Vec<Ifindex>>,
     contested: BTreeSet<String>,
+    /// By master: its ports.
+    ports: BTreeMap<Ifindex, BTreeSet<Ifindex>>,
 }
 
 /// What one piece of news changed.
@@ -35,6 +37,36 @@ impl Interfaces {
     /// The device that has this name.
     pub(crate) fn named(&self, name: &str) -> Option<Ifindex> {
         self.names.get(name).and_then(|claims| claims.first()).copied()
+    }
+
+    /// The bridge that a device is a port of.
+    pub(crate) fn bridge_of(&self, link: &Link) -> Option<Ifindex> {
+        link.master.filter(|master| self.is_bridge(*master))
+    }
+
+    fn is_bridge(&self, ifindex: Ifindex) -> bool {
+        self.link(ifindex)
+            .is_some_and(|link| link.kind == LinkKind::Bridge)
+    }
+
+    /// Names of the ports of a device.
+    fn names_of_ports(&self, master: Ifindex) -> impl Iterator<Item = String> + '_ {
+        let ports = self.ports.get(&master).into_iter().flatten();
+        ports.filter_map(|port| self.link(*port).map(|link| link.name.clone()))
+    }
+
+    fn enslave(&mut self, port: Ifindex, before: Option<Ifindex>, after: Option<Ifindex>) {
+        if let Some(master) = before.filter(|_| before != after)
+            && let Some(ports) = self.ports.get_mut(&master)
+        {
+            ports.remove(&port);
+            if ports.is_empty() {
+                self.ports.remove(&master);
+            }
+        }
+        if let Some(master) = after {
+            self.ports.entry(master).or_default().insert(port);
+        }
     }
 
     /// Every number in use.
@@ -76,6 +108,13 @@ impl Interfaces {
             self.contested.insert(link.name.clone());
         }
         change.names.insert(link.name.clone());
+        let was_bridge = self.is_bridge(link.ifindex);
+        if was_bridge != (link.kind == LinkKind::Bridge) {
+            // Its ports are reached by it from now on, or no longer.
+            change.names.extend(self.names_of_ports(link.ifindex));
+        }
+        let before = self.links.get(&link.ifindex).and_then(|old| old.master);
+        self.enslave(link.ifindex, before, link.master);
         self.links.insert(link.ifindex, link);
         Some(change)
     }
@@ -84,8 +123,13 @@ impl Interfaces {
     pub(crate) fn gone(&mut self, ifindex: Ifindex) -> Option<Change> {
         let link = self.links.remove(&ifindex)?;
         self.unclaim(&link.name, ifindex);
+        self.enslave(ifindex, link.master, None);
+        let mut names = BTreeSet::from([link.name]);
+        if link.kind == LinkKind::Bridge {
+            names.extend(self.names_of_ports(ifindex));
+        }
         Some(Change {
-            names: BTreeSet::from([link.name]),
+            names,
             replaced: true,
         })
     }
@@ -121,7 +165,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{LinkKind, Mac};
+    use crate::model::Mac;
 
     fn link(ifindex: Ifindex, name: &str) -> Link {
         Link {
@@ -168,6 +212,37 @@ mod tests {
         assert!(change.replaced);
         assert_eq!(table.named("x"), None);
         assert_eq!(table.named("y"), Some(10));
+    }
+
+    #[test]
+    fn a_bridge_that_comes_or_goes_concerns_its_ports() {
+        let mut table = Interfaces::default();
+        let port = Link {
+            master: Some(20),
+            ..link(10, "x")
+        };
+        table.present(port.clone());
+        assert_eq!(table.bridge_of(&port), None, "nobody knows what its master is");
+        let bridge = Link {
+            kind: LinkKind::Bridge,
+            ..link(20, "br")
+        };
+        let both = BTreeSet::from(["x".to_owned(), "br".to_owned()]);
+        assert_eq!(table.present(bridge.clone()).unwrap().names, both);
+        assert_eq!(table.bridge_of(&port), Some(20));
+        // What changes of it otherwise is its own affair.
+        let up = Link {
+            mtu: 9000,
+            ..bridge.clone()
+        };
+        let names = table.present(up).unwrap().names;
+        assert_eq!(names, BTreeSet::from(["br".to_owned()]));
+        assert_eq!(table.gone(20).unwrap().names, both);
+        assert_eq!(table.bridge_of(&port), None);
+        // A port that left is told of no more.
+        table.present(link(10, "x"));
+        let names = table.present(bridge).unwrap().names;
+        assert_eq!(names, BTreeSet::from(["br".to_owned()]));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod backoff;
 mod cell;
 mod conflict;
 mod engine;
+mod families;
 mod gate;
 mod intent;
 mod interfaces;

@@ -4,10 +4,22 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::cell::Cell;
+use crate::conflict::{Claim, Claims};
 use crate::engine::Engine;
-use crate::model::{FailReason, Op, OpId, OpResult};
+use crate::model::{FailReason, Ifindex, Op, OpId, OpResult, RouteKey};
 use crate::plan::{Trouble, What};
 use crate::producers::Orphan;
+
+/// What an intent with prefixes must know of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LocalsState<'a> {
+    /// The kernel has them all, or the intent claims no range.
+    Known,
+    /// Nobody has said yet what they are, or the write is out.
+    Awaited,
+    /// They could not be written.
+    Failed(&'a Trouble),
+}
 
 /// What they are, and what the kernel knows of them.
 #[derive(Clone, Debug)]
@@ -16,6 +28,10 @@ pub(crate) struct Locals {
     wanted: Option<BTreeSet<IpAddr>>,
     cell: Cell<BTreeSet<IpAddr>>,
     trouble: Option<Trouble>,
+    /// Interfaces on which somebody claims a range.
+    concerned: BTreeSet<Ifindex>,
+    /// Those of them that were planned before the kernel had all addresses.
+    waiting: BTreeSet<Ifindex>,
 }
 
 impl Default for Locals {
@@ -24,13 +40,15 @@ impl Default for Locals {
             wanted: None,
             cell: Cell::Sure(BTreeSet::new()),
             trouble: None,
+            concerned: BTreeSet::new(),
+            waiting: BTreeSet::new(),
         }
     }
 }
 
 impl Locals {
     /// All addresses of the node, as the kernel has them now.
-    pub(crate) fn told(&mut self, addresses: BTreeSet<IpAddr>) {
+    fn told(&mut self, addresses: BTreeSet<IpAddr>) {
         if self.wanted.as_ref() != Some(&addresses) {
             self.wanted = Some(addresses);
             self.unblock();
@@ -42,6 +60,51 @@ impl Locals {
         self.cell = Cell::Sure(addresses);
     }
 
+    /// What this claim must know of them. Addresses that come later take nothing back: what serves goes on while
+    /// they are being written.
+    pub(crate) fn state(&self, claim: &Claim) -> LocalsState<'_> {
+        if !claim.wanted.iter().any(RouteKey::is_prefix) {
+            return LocalsState::Known;
+        }
+        match &self.trouble {
+            Some(trouble) => LocalsState::Failed(trouble),
+            None if self.complete() => LocalsState::Known,
+            None => LocalsState::Awaited,
+        }
+    }
+
+    /// Whether the kernel has all of them for sure.
+    fn complete(&self) -> bool {
+        let wanted = self.wanted.as_ref();
+        wanted
+            .zip(self.cell.sure())
+            .is_some_and(|(wanted, there)| wanted.is_subset(there))
+    }
+
+    /// An interface was planned.
+    pub(crate) fn concern(&mut self, ifindex: Ifindex, claims: &Claims) {
+        if claims
+            .intents
+            .iter()
+            .all(|claim| !claim.wanted.iter().any(RouteKey::is_prefix))
+        {
+            self.forget(ifindex);
+            return;
+        }
+        self.concerned.insert(ifindex);
+        if self.complete() {
+            self.waiting.remove(&ifindex);
+        } else {
+            self.waiting.insert(ifindex);
+        }
+    }
+
+    /// An interface is gone, or nobody claims a range there.
+    pub(crate) fn forget(&mut self, ifindex: Ifindex) {
+        self.concerned.remove(&ifindex);
+        self.waiting.remove(&ifindex);
+    }
+
     /// What failed may be tried again.
     pub(crate) fn unblock(&mut self) {
         if let Some(trouble) = &mut self.trouble {
@@ -51,6 +114,19 @@ impl Locals {
 }
 
 impl Engine {
+    /// The node says what its addresses are.
+    pub(crate) fn locals_told(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.locals.told(addresses);
+        self.locals_known();
+    }
+
+    /// Interfaces that waited for the addresses are planned again, once the kernel has them all.
+    fn locals_known(&mut self) {
+        if self.locals.complete() {
+            self.dirty.ports.append(&mut self.locals.waiting);
+        }
+    }
+
     /// Brings the kernel's list towards what is true.
     pub(crate) fn plan_locals(&mut self) {
         let Some(wanted) = self.locals.wanted.clone().filter(|_| self.passed) else {
@@ -77,6 +153,7 @@ impl Engine {
     /// They could not be written, or nobody answered.
     pub(crate) fn locals_trouble(&mut self, trouble: Trouble) {
         self.locals.trouble = Some(trouble);
+        self.dirty.ports.extend(&self.locals.concerned);
         self.orphaned(Orphan::Locals);
     }
 
@@ -85,7 +162,10 @@ impl Engine {
         match result {
             Ok(_) => {
                 self.locals.cell.done(op);
-                self.locals.trouble = None;
+                if self.locals.trouble.take().is_some() {
+                    self.dirty.ports.extend(&self.locals.concerned);
+                }
+                self.locals_known();
                 self.settled_orphan(Orphan::Locals);
             }
             Err(error) => {

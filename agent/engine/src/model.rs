@@ -477,6 +477,8 @@ pub enum LinkKind {
     },
     /// A tun or tap.
     Tap,
+    /// A bridge.
+    Bridge,
     /// Anything else.
     Other,
 }

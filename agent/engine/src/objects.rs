@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::backoff::Backoff;
 use crate::engine::Engine;
+use crate::families::Families;
 use crate::intent::Intent;
 use crate::model::{
     Age, Attachment, Boot, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy, PolicySpec, Selector,
@@ -75,8 +76,12 @@ pub(crate) struct PolicyState {
     pub(crate) slot: Option<SlotId>,
     /// There is no slot to be had.
     pub(crate) slot_trouble: Option<Trouble>,
-    /// Producers that are selected and ready.
-    pub(crate) ready: BTreeSet<AttachmentId>,
+    /// Families of its destinations.
+    pub(crate) families: Families,
+    /// Producers that are selected and ready, and for which of these families.
+    pub(crate) ready: BTreeMap<AttachmentId, Families>,
+    /// Why one that is ready does not serve every family.
+    pub(crate) unreached: Option<String>,
     /// Producers that are selected and ready but for the program, which is on its way.
     pub(crate) coming: BTreeSet<AttachmentId>,
     /// A selected producer's program could not be attached.
@@ -264,7 +269,9 @@ impl Engine {
             covers: 0,
             slot: None,
             slot_trouble: None,
-            ready: BTreeSet::new(),
+            families: Families::default(),
+            ready: BTreeMap::new(),
+            unreached: None,
             coming: BTreeSet::new(),
             producer_trouble: false,
             waiting: false,

@@ -10,11 +10,13 @@ use crate::backoff::Backoff;
 use crate::cell::Cell;
 use crate::conflict::{Claim, Claims};
 use crate::engine::Engine;
+use crate::families::Families;
 use crate::gate::{Gate, Known, classify};
 use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
+use crate::locals::LocalsState;
 use crate::model::{
-    Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, LinkKind, Mac, Op, OpError, OpId, OpResult,
-    RouteKey, Row, SlotId, Token,
+    Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, Link, LinkKind, Mac, Op, OpError, OpId,
+    OpResult, RouteKey, Row, SlotId, Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
@@ -44,8 +46,8 @@ pub(crate) struct Ready {
     pub(crate) mac: Mac,
     pub(crate) address_v4: Option<IpAddr>,
     pub(crate) address_v6: Option<IpAddr>,
-    /// A veth with its peer in another namespace.
-    pub(crate) peer: bool,
+    /// The device by which packets leave to it; none = straight to its peer.
+    pub(crate) via: Option<Ifindex>,
 }
 
 /// One interface, by ifindex.
@@ -125,6 +127,13 @@ impl Default for Port {
     }
 }
 
+/// What the row of an interface must say when it is open, beside token and epoch.
+struct RowFacts {
+    sources: BTreeSet<IpAddr>,
+    kinds: Kinds,
+    via: Option<Ifindex>,
+}
+
 /// What planning needs to know of one intent of an interface.
 struct Plan {
     policy: PolicyId,
@@ -139,6 +148,62 @@ struct Plan {
     vetted: bool,
     /// It is about to become deliverable or not.
     undecided: bool,
+}
+
+/// Which kinds of entries a row announces: the program looks up no others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Kinds {
+    services: bool,
+    prefixes_v4: bool,
+    prefixes_v6: bool,
+}
+
+impl Kinds {
+    fn of<'a>(keys: impl Iterator<Item = &'a RouteKey>) -> Self {
+        keys.fold(Self::default(), |kinds, key| match key {
+            RouteKey::Service { .. } => Self {
+                services: true,
+                ..kinds
+            },
+            RouteKey::Prefix { address, .. } => Self {
+                prefixes_v4: kinds.prefixes_v4 || address.is_ipv4(),
+                prefixes_v6: kinds.prefixes_v6 || address.is_ipv6(),
+                ..kinds
+            },
+        })
+    }
+
+    const fn of_row(row: &Row) -> Self {
+        Self {
+            services: row.has_services,
+            prefixes_v4: row.has_prefixes_v4,
+            prefixes_v6: row.has_prefixes_v6,
+        }
+    }
+
+    const fn with(self, other: Self) -> Self {
+        Self {
+            services: self.services || other.services,
+            prefixes_v4: self.prefixes_v4 || other.prefixes_v4,
+            prefixes_v6: self.prefixes_v6 || other.prefixes_v6,
+        }
+    }
+
+    fn contain(self, other: Self) -> bool {
+        self.with(other) == self
+    }
+
+    const fn row(self, token: Option<Token>, epoch: u32, has_sources: bool, via: Option<Ifindex>) -> Row {
+        Row {
+            token,
+            epoch,
+            has_services: self.services,
+            has_prefixes_v4: self.prefixes_v4,
+            has_prefixes_v6: self.prefixes_v6,
+            has_sources,
+            via,
+        }
+    }
 }
 
 fn is_open(entry: Option<Entry>) -> bool {
@@ -401,6 +466,7 @@ impl Engine {
             return;
         };
         let link = self.interfaces.link(ifindex).cloned();
+        let via = link.as_ref().and_then(|link| self.way_to(link));
         let Some(port) = self.ports.get_mut(&ifindex) else {
             return;
         };
@@ -452,9 +518,7 @@ impl Engine {
                     mac,
                     address_v4: state.object.addresses.iter().find(|a| a.is_ipv4()).copied(),
                     address_v6: state.object.addresses.iter().find(|a| a.is_ipv6()).copied(),
-                    peer: link
-                        .as_ref()
-                        .is_some_and(|link| link.kind == LinkKind::Veth { peer_elsewhere: true }),
+                    via,
                 });
             }
         }
@@ -555,6 +619,7 @@ impl Engine {
                 passed: self.passed,
                 trouble: full.as_ref().or_else(|| self.set_trouble(policy_state)),
                 gate: &gate,
+                unreachable: None,
                 unreadable: None,
                 producers: Producers::Ready,
                 done: false,
@@ -608,6 +673,7 @@ impl Engine {
         }
         self.judge_port(&port, &claims);
         self.account(ifindex, &mut port, &claims);
+        self.locals.concern(ifindex, &claims);
         let over = port.device.is_none()
             && port.attachments.is_empty()
             && port.bare()
@@ -615,6 +681,7 @@ impl Engine {
             && port.read.out.is_none();
         if over && self.passed {
             self.ports.remove(&ifindex);
+            self.locals.forget(ifindex);
             self.settled_orphan(Orphan::Port(ifindex));
         } else if let Some(place) = self.ports.get_mut(&ifindex) {
             if !port.troubles.keys().any(|goal| goal.is_cleanup())
@@ -682,7 +749,7 @@ impl Engine {
     /// Notes which intents may use the set that their policy leads to now.
     fn entitle(&mut self, claims: &Claims) {
         for claim in &claims.intents {
-            let right = claim.conflict.is_none() && claim.refused.is_none();
+            let right = claim.may_deliver();
             let Some(state) = self.objects.policies.get_mut(&claim.policy) else {
                 continue;
             };
@@ -723,7 +790,7 @@ impl Engine {
     /// Makes an interface bare that has nothing to do any more: the row first.
     fn empty(&mut self, ifindex: Ifindex, port: &mut Port) {
         if port.may_be_open() {
-            self.close_row(ifindex, port);
+            self.close_row(ifindex, port, Kinds::default());
         } else {
             self.clear(ifindex, port);
         }
@@ -774,22 +841,41 @@ impl Engine {
         port.touched = op;
     }
 
-    fn close_row(&mut self, ifindex: Ifindex, port: &mut Port) {
+    fn close_row(&mut self, ifindex: Ifindex, port: &mut Port, kinds: Kinds) {
         if !port.row.idle() || port.blocked(Goal::RowClosed) {
             return;
         }
-        let has_sources = port.row.values().iter().flatten().any(|row| row.has_sources);
+        let rows = || port.row.values().iter().flatten();
+        let has_sources = rows().any(|row| row.has_sources);
+        let kinds = rows().map(Kinds::of_row).fold(kinds, Kinds::with);
         // Whatever is taken away under the closed row, flows of before it are looked up anew.
-        let row = Row {
-            token: None,
-            epoch: port.epoch(self.now.boot, true),
-            has_services: true,
-            has_prefixes_v4: false,
-            has_prefixes_v6: false,
-            via: None,
-            has_sources,
-        };
+        let epoch = port.epoch(self.now.boot, true);
+        let row = kinds.row(None, epoch, has_sources, self.answers_via(port));
         self.write_row(ifindex, port, row, Goal::RowClosed, false);
+    }
+
+    /// The device by which packets leave to the workload behind a link, with its address as the next hop: the bridge
+    /// that it is a port of, or the link itself. None = straight to its peer.
+    pub(crate) fn way_to(&self, link: &Link) -> Option<Ifindex> {
+        let straight = link.kind == LinkKind::Veth { peer_elsewhere: true } && !self.config.neighbour_only;
+        (!straight).then(|| self.interfaces.bridge_of(link).unwrap_or(link.ifindex))
+    }
+
+    /// The device by which answers leave to the consumer on this interface; none = straight to its peer.
+    pub(crate) fn answers_via(&self, port: &Port) -> Option<Ifindex> {
+        let link = self.interfaces.link(port.device?.ifindex)?;
+        self.way_to(link)
+    }
+
+    /// What the row must announce.
+    fn kinds(&self, port: &Port, claims: &Claims) -> Kinds {
+        let kinds = Kinds::of(claims.keys.keys().chain(&claims.kept));
+        if self.may_remove() {
+            kinds
+        } else {
+            // What nobody claims may yet turn out to be somebody's: it stays as it is.
+            kinds.with(Kinds::of(port.entries.keys()))
+        }
     }
 
     fn write_row(&mut self, ifindex: Ifindex, port: &mut Port, row: Row, goal: Goal, opening: bool) {
@@ -819,10 +905,9 @@ impl Engine {
         if port.troubles.contains_key(&Goal::Sources) {
             return None;
         }
-        let usable = claims
-            .intents
-            .iter()
-            .any(|claim| claim.attachment == ready.attachment && claim.refused.is_none());
+        let usable = claims.intents.iter().any(|claim| {
+            claim.attachment == ready.attachment && claim.refused.is_none() && claim.unreachable.is_none()
+        });
         (usable || !claims.kept.is_empty()).then_some(ready.token)
     }
 
@@ -851,7 +936,7 @@ impl Engine {
                 .is_some_and(|intent| intent.entitled);
             return entitled
                 && spec.consumers.matches(&consumer.object.labels)
-                && crate::conflict::services(spec).any(|service| service == *key);
+                && crate::conflict::routes(spec, self.config.features).any(|route| route == *key);
         }
         port.entries.get(key).is_some_and(|cell| {
             cell.sure()
@@ -891,8 +976,9 @@ impl Engine {
         plan.slot = slot
             .filter(|(_, slot)| slot.cell.may(Option::is_some) && slot.in_kernel())
             .map(|(id, _)| id);
-        let allowed = claim.conflict.is_none()
-            && claim.refused.is_none()
+        let locals = self.locals.state(claim);
+        let allowed = claim.may_deliver()
+            && !matches!(locals, LocalsState::Failed(trouble) if !trouble.silent)
             && state.full.is_empty()
             && intent.fallback == 0
             && intent
@@ -908,7 +994,7 @@ impl Engine {
             plan.undecided = allowed && token.is_some() && state.progressing(self);
             return plan;
         };
-        let reachable = slot.reaches(|(member, token)| {
+        let reached = self.families_reached(slot, |(member, token)| {
             member != ifindex
                 && self
                     .ports
@@ -916,8 +1002,11 @@ impl Engine {
                     .and_then(|port| port.ready.as_ref())
                     .is_some_and(|ready| ready.token == token)
         });
+        let reachable = claim.keys.iter().any(|key| reached.contain(key.address()));
         let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
-        plan.deliverable = allowed && token.is_some() && reachable && granted && !claim.keys.is_empty();
+        let known = matches!(locals, LocalsState::Known);
+        plan.deliverable =
+            allowed && known && token.is_some() && reachable && granted && !claim.keys.is_empty();
         if let (Proof::Good(op, proven_for, keys), Some(token)) = (intent.proof, token) {
             plan.proven = allowed
                 && proven_for == token
@@ -939,7 +1028,10 @@ impl Engine {
             && token.is_some()
             && !plan.proven
             && intent.proof_trouble.is_none()
-            && (asked || plan.deliverable || state.progressing(self));
+            && (asked
+                || plan.deliverable
+                || matches!(locals, LocalsState::Awaited)
+                || state.progressing(self));
         plan
     }
 
@@ -1053,8 +1145,8 @@ impl Engine {
                 continue;
             }
             let other = cell.may(|entry| entry.is_some_and(|entry| entry.open && entry.policy != slot));
-            let forbidden = claim.conflict.is_some()
-                || claim.refused.is_some()
+            let forbidden = !claim.may_deliver()
+                || matches!(self.locals.state(claim), LocalsState::Failed(trouble) if !trouble.silent)
                 || !state.full.is_empty()
                 || intent.fallback > 0
                 || intent
@@ -1308,50 +1400,49 @@ impl Engine {
         let has_sources = !wanted_sources.is_empty();
         let sources_right = port.sources.is(&wanted_sources);
         let raise = port.revoked != port.covered;
+        let kinds = self.kinds(port, claims);
+        let via = self.answers_via(port);
         let stuck = port.blocked(Goal::Unclaimed)
             && port
                 .entries
                 .iter()
                 .any(|(key, cell)| !claims.keys.contains_key(key) && cell.may(|entry| is_open(*entry)));
         let Some(row) = port.row.sure().copied() else {
-            self.close_row(ifindex, port);
+            self.close_row(ifindex, port, kinds);
             return;
         };
         let Some(row) = row else {
             // "No row" passes everything: a closed one makes the claims good.
             if !port.blocked(Goal::RowClosed) {
-                let row = Row {
-                    token: None,
-                    epoch: port.epoch(self.now.boot, true),
-                    has_services: true,
-                    has_prefixes_v4: false,
-                    has_prefixes_v6: false,
-                    via: None,
-                    has_sources,
-                };
+                let epoch = port.epoch(self.now.boot, true);
+                let row = kinds.row(None, epoch, has_sources, via);
                 self.write_row(ifindex, port, row, Goal::RowClosed, false);
             }
             return;
         };
         let closed = row.token.is_none();
+        let announced = Kinds::of_row(&row);
+        if closed && !announced.contain(kinds) {
+            // What it does not announce takes the default path.
+            if !port.blocked(Goal::RowClosed) {
+                let row = announced.with(kinds).row(None, row.epoch, row.has_sources, via);
+                self.write_row(ifindex, port, row, Goal::RowClosed, false);
+            }
+            return;
+        }
         match target {
             Some(token) if row.token == Some(token) && !stuck => {
                 port.ready_since = None;
                 let raise = raise && port.revoking.is_empty();
                 let says_sources = has_sources && (sources_right || row.has_sources);
-                let wanted = Row {
-                    token: Some(token),
-                    epoch: if raise {
-                        row.epoch.wrapping_add(1)
-                    } else {
-                        row.epoch
-                    },
-                    has_services: true,
-                    has_prefixes_v4: false,
-                    has_prefixes_v6: false,
-                    via: None,
-                    has_sources: says_sources,
+                let epoch = row.epoch.wrapping_add(u32::from(raise));
+                // What is being taken away is announced until one write can say both.
+                let kinds = if port.revoking.is_empty() {
+                    kinds
+                } else {
+                    kinds.with(announced)
                 };
+                let wanted = kinds.row(Some(token), epoch, says_sources, via);
                 if wanted != row && !port.blocked(Goal::RowOpen) {
                     self.write_row(ifindex, port, wanted, Goal::RowOpen, false);
                 }
@@ -1363,19 +1454,8 @@ impl Engine {
                     && !port.blocked(Goal::RowOpen)
                     && self.may_open(port, claims, plans)
                 {
-                    let wanted = Row {
-                        token: Some(token),
-                        epoch: if raise {
-                            row.epoch.wrapping_add(1)
-                        } else {
-                            row.epoch
-                        },
-                        has_services: true,
-                        has_prefixes_v4: false,
-                        has_prefixes_v6: false,
-                        via: None,
-                        has_sources,
-                    };
+                    let epoch = row.epoch.wrapping_add(u32::from(raise));
+                    let wanted = kinds.row(Some(token), epoch, has_sources, via);
                     self.write_row(ifindex, port, wanted, Goal::RowOpen, true);
                     let vetted = port.device.map(|device| (device.mac, token));
                     for plan in plans.iter().filter(|plan| plan.proven) {
@@ -1393,7 +1473,7 @@ impl Engine {
             _ => {
                 port.ready_since = None;
                 port.troubles.remove(&Goal::RowOpen);
-                self.close_row(ifindex, port);
+                self.close_row(ifindex, port, kinds);
             }
         }
     }
@@ -1462,9 +1542,17 @@ impl Engine {
             {
                 continue;
             }
+            // What no member can be reached for is not asked about: the answer would be that there is no producer.
+            let reached = plan
+                .slot
+                .and_then(|slot| self.slots.get(&slot))
+                .map_or_else(Families::default, |slot| {
+                    self.families_reached(slot, |(member, _)| member != device.ifindex)
+                });
             let entries: Option<BTreeMap<RouteKey, Entry>> = claim
                 .keys
                 .iter()
+                .filter(|key| reached.contain(key.address()))
                 .map(|key| {
                     let entry = port.entries.get(key)?.sure().copied().flatten()?;
                     (Some(entry.policy) == plan.slot).then_some((*key, entry))
@@ -1512,11 +1600,12 @@ impl Engine {
         let row_right = if claims.is_empty() {
             port.bare() || (!self.may_remove() && port.row.idle() && !port.may_be_open())
         } else {
+            let kinds = self.kinds(port, claims);
             port.row
                 .sure()
                 .copied()
                 .flatten()
-                .is_some_and(|row| row.token.is_none())
+                .is_some_and(|row| row.token.is_none() && Kinds::of_row(&row).contain(kinds))
         };
         let keys_right = port.entries.iter().all(|(key, cell)| {
             cell.idle() && (claims.keys.contains_key(key) || claims.kept.contains(key) || !self.may_remove())
@@ -1673,7 +1762,11 @@ impl Engine {
             .device
             .and_then(|device| self.interfaces.link(device.ifindex))
             .cloned();
-        let sources = self.wanted_sources(port);
+        let facts = RowFacts {
+            sources: self.wanted_sources(port),
+            kinds: self.kinds(port, claims),
+            via: self.answers_via(port),
+        };
         for id in &port.attachments {
             let Some(attachment) = self.objects.attachments.get(id) else {
                 continue;
@@ -1706,8 +1799,13 @@ impl Engine {
                 let conflict = lost
                     .as_deref()
                     .or_else(|| claim.and_then(|claim| claim.conflict.as_deref()));
+                let locals = claim.and_then(|claim| match self.locals.state(claim) {
+                    LocalsState::Failed(trouble) => Some(trouble),
+                    LocalsState::Known | LocalsState::Awaited => None,
+                });
                 let trouble = Self::worst_trouble(&port.troubles)
                     .or(full.as_ref())
+                    .or(locals)
                     .or_else(|| self.set_trouble(state))
                     .or(intent.entries_trouble.as_ref())
                     .or_else(|| {
@@ -1716,26 +1814,31 @@ impl Engine {
                             .as_ref()
                             .filter(|_| gate.token().is_some() && state.ready_for(*id) && !state.waiting)
                     });
-                let facts = Facts {
+                let judged = Facts {
                     refused,
                     conflict,
                     passed: self.passed,
                     trouble,
                     gate: &gate,
+                    unreachable: claim.and_then(|claim| claim.unreachable.as_deref()),
                     unreadable: state.unreadable.as_deref(),
                     producers: self.producers_of(state, *id),
-                    done: claim.is_some_and(|claim| self.done(port, state, intent, claim, &sources)),
+                    done: claim.is_some_and(|claim| self.done(port, state, intent, claim, &facts)),
                 };
-                let judged = judge(intent.state, &facts);
+                let judged = judge(intent.state, &judged);
                 self.set_state(policy, *id, judged, token);
             }
         }
     }
 
-    fn producers_of(&self, state: &PolicyState, consumer: AttachmentId) -> Producers {
+    fn producers_of<'a>(&self, state: &'a PolicyState, consumer: AttachmentId) -> Producers<'a> {
         let coming = || state.unread || state.coming.iter().any(|coming| *coming != consumer);
-        if state.ready_for(consumer) || (!state.waiting && coming()) {
+        let ready = state.ready_for(consumer);
+        let lacking = state.lacking_for(consumer).within(self.families_of(consumer));
+        if (ready && lacking.is_empty()) || (!state.waiting && coming()) {
             Producers::Ready
+        } else if ready {
+            Producers::Missing(state.unreached.as_deref())
         } else if state.waiting {
             let serving = state
                 .slot
@@ -1743,7 +1846,17 @@ impl Engine {
                 .is_some_and(|slot| slot.serves());
             Producers::Awaited { serving }
         } else {
-            Producers::Missing
+            Producers::Missing(state.unreached.as_deref())
+        }
+    }
+
+    /// Families in which a workload can send anything.
+    fn families_of(&self, consumer: AttachmentId) -> Families {
+        match self.objects.attachments.get(&consumer) {
+            Some(state) if !state.object.addresses.is_empty() => {
+                Families::of(state.object.addresses.iter().copied())
+            }
+            Some(_) | None => Families::BOTH,
         }
     }
 
@@ -1754,7 +1867,7 @@ impl Engine {
         state: &PolicyState,
         intent: &Intent,
         claim: &Claim,
-        sources: &BTreeSet<IpAddr>,
+        facts: &RowFacts,
     ) -> bool {
         let Some(ready) = port
             .ready
@@ -1769,15 +1882,10 @@ impl Engine {
         else {
             return false;
         };
-        let row = Row {
-            token: Some(ready.token),
-            has_services: true,
-            has_prefixes_v4: false,
-            has_prefixes_v6: false,
-            via: None,
-            has_sources: !sources.is_empty(),
-            epoch: port.row.sure().copied().flatten().map_or(0, |row| row.epoch),
-        };
+        let epoch = port.row.sure().copied().flatten().map_or(0, |row| row.epoch);
+        let row = facts
+            .kinds
+            .row(Some(ready.token), epoch, !facts.sources.is_empty(), facts.via);
         let proven = match intent.proof {
             Proof::Good(op, token, keys) => {
                 token == ready.token
@@ -1793,7 +1901,7 @@ impl Engine {
             && slot.settled()
             && port.has_program()
             && port.row.is(&Some(row))
-            && port.sources.is(sources)
+            && port.sources.is(&facts.sources)
             && port.revoked == port.covered
             && !claim.keys.is_empty()
             && claim.keys.iter().all(|key| {

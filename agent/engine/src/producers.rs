@@ -8,7 +8,9 @@ use std::net::IpAddr;
 
 use crate::backoff::Backoff;
 use crate::cell::Cell;
+use crate::conflict::routes;
 use crate::engine::{Engine, Timer};
+use crate::families::Families;
 use crate::gate::Known;
 use crate::model::{
     Adoption, Backend, BackendId, Boot, Delivery, Destination, Device, FailReason, Happening, Ifindex, Level,
@@ -17,6 +19,7 @@ use crate::model::{
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState, Served};
 use crate::plan::{Trouble, What};
+use crate::ports::Ready;
 use crate::slots::{size_class, table};
 
 /// What the program may still read for a moment is not given out again before this long.
@@ -76,6 +79,7 @@ struct Wanted {
     mac: Mac,
     address_v4: Option<IpAddr>,
     address_v6: Option<IpAddr>,
+    via: Option<Ifindex>,
 }
 
 /// A set that the selector leads to, or may lead to.
@@ -142,7 +146,8 @@ pub(crate) struct Face {
     value: Option<(Selected, bool)>,
     current: bool,
     waiting: bool,
-    ready: BTreeSet<AttachmentId>,
+    ready: BTreeMap<AttachmentId, Families>,
+    unreached: Option<String>,
     coming: BTreeSet<AttachmentId>,
     refusal: Option<(FailReason, String)>,
     unread: bool,
@@ -197,12 +202,12 @@ impl SlotState {
         self.sets.last().is_some_and(|set| set.selected.length > 0)
     }
 
-    /// Whether the selector leads to a member like this.
-    pub(crate) fn reaches(&self, like: impl Fn(MemberKey) -> bool) -> bool {
-        self.backends_out.is_empty()
-            && self
-                .selected_set()
-                .is_some_and(|set| set.members.keys().any(|member| like(*member)))
+    /// Members that the selector leads to for sure, and that the kernel has as they should be.
+    fn members(&self) -> impl Iterator<Item = (MemberKey, BackendId)> + '_ {
+        let set = self.selected_set().filter(|_| self.backends_out.is_empty());
+        set.into_iter()
+            .flat_map(|set| &set.members)
+            .map(|(key, id)| (*key, *id))
     }
 
     /// Whether something is out that will move it on.
@@ -240,7 +245,14 @@ impl Stage {
 impl PolicyState {
     /// Whether a producer that is not the consumer itself is ready.
     pub(crate) fn ready_for(&self, consumer: AttachmentId) -> bool {
-        self.ready.iter().any(|ready| *ready != consumer)
+        self.ready.keys().any(|ready| *ready != consumer)
+    }
+
+    /// Families of its destinations for which no producer is ready that is not the consumer itself.
+    pub(crate) fn lacking_for(&self, consumer: AttachmentId) -> Families {
+        let others = self.ready.iter().filter(|(ready, _)| **ready != consumer);
+        let served = others.fold(Families::default(), |all, (_, families)| all.with(*families));
+        self.families.without(served)
     }
 
     /// Whether its set is on its way and will come without another event.
@@ -256,10 +268,38 @@ impl PolicyState {
 }
 
 impl Wanted {
+    const fn of(ready: &Ready) -> Self {
+        Self {
+            mac: ready.mac,
+            address_v4: ready.address_v4,
+            address_v6: ready.address_v6,
+            via: ready.via,
+        }
+    }
+
     fn matches(&self, backend: &Backend) -> bool {
         self.mac == backend.mac
             && self.address_v4 == backend.address_v4
             && self.address_v6 == backend.address_v6
+            && self.via == backend.via
+    }
+}
+
+/// Families of which packets can be delivered: straight to a peer every one, else those of its addresses.
+const fn reached(via: Option<Ifindex>, v4: Option<IpAddr>, v6: Option<IpAddr>) -> Families {
+    match via {
+        None => Families::BOTH,
+        Some(_) => Families {
+            v4: v4.is_some(),
+            v6: v6.is_some(),
+        },
+    }
+}
+
+impl Ready {
+    /// Families for which it can be a producer.
+    const fn families(&self) -> Families {
+        reached(self.via, self.address_v4, self.address_v6)
     }
 }
 
@@ -399,13 +439,18 @@ impl Engine {
             return;
         };
         let mut ready: BTreeMap<MemberKey, Wanted> = BTreeMap::new();
-        let mut ready_ids = BTreeSet::new();
+        let mut ready_ids = BTreeMap::new();
         let mut coming = BTreeSet::new();
         let mut trouble = false;
         // Until an identity has been read that an earlier life knew, the set stays as that life left it.
         let mut stays = false;
         let mut unreadable = None;
         let mut undeliverable = None;
+        let features = self.config.features;
+        let families = state.spec.as_deref().map_or_else(Families::default, |spec| {
+            Families::of(routes(spec, features).map(|route| route.address()))
+        });
+        let mut unreached = None;
         for producer in &state.producers {
             let Some(attachment) = self.objects.attachments.get(producer) else {
                 continue;
@@ -436,23 +481,27 @@ impl Engine {
             let Some(ifindex) = attachment.port else {
                 continue;
             };
-            if !member.peer && !self.config.features.neighbour_delivery {
+            if member.via.is_some() && !features.neighbour_delivery {
                 undeliverable = Some(format!(
                     "producer {} ({}) is not a veth with its peer in another namespace: such producers come with a later version (neighbour delivery)",
                     attachment.object.name, attachment.object.interface
                 ));
             }
-            ready_ids.insert(*producer);
-            ready.insert(
-                (ifindex, member.token),
-                Wanted {
-                    mac: member.mac,
-                    address_v4: member.address_v4,
-                    address_v6: member.address_v6,
-                },
-            );
+            let serves = member.families().within(families);
+            let lacks = families.without(serves);
+            if !lacks.is_empty() {
+                unreached = Some(format!(
+                    "producer {} is reached by its address on interface {}, and names none of {lacks}",
+                    attachment.object.name, attachment.object.interface
+                ));
+            }
+            if serves.is_empty() && features.neighbour_delivery {
+                continue;
+            }
+            ready_ids.insert(*producer, serves);
+            ready.insert((ifindex, member.token), Wanted::of(member));
         }
-        let several = (ready.len() > 1 && !self.config.features.several_producers).then(|| {
+        let several = (ready.len() > 1 && !features.several_producers).then(|| {
             format!(
                 "{} producers are ready: more than one comes with a later version",
                 ready.len()
@@ -461,14 +510,16 @@ impl Engine {
         let refused = state
             .spec
             .as_deref()
-            .and_then(|spec| unsupported(spec, self.config.features))
+            .and_then(|spec| unsupported(spec, features))
             .or(undeliverable)
             .or(several);
         let has_intents = !state.intents.is_empty();
         let knows_content = state.spec.is_some();
         if let Some(state) = self.objects.policies.get_mut(&id) {
             state.unsupported = refused.clone();
+            state.families = families;
             state.ready = ready_ids;
+            state.unreached = unreached;
             state.coming = coming;
             state.producer_trouble = trouble;
         }
@@ -621,24 +672,25 @@ impl Engine {
     }
 
     /// Members of the serving set that are still the same ready incarnation, selected or not.
-    fn still_ready(&self, slot: &SlotState) -> BTreeMap<MemberKey, Wanted> {
+    fn still_ready(&self, slot: &SlotState, families: Families) -> BTreeMap<MemberKey, Wanted> {
         slot.sets
             .iter()
-            .flat_map(|set| &set.members)
-            .filter_map(|((ifindex, token), backend)| {
-                let port = self.ports.get(ifindex)?;
-                port.ready.as_ref().filter(|ready| ready.token == *token)?;
-                let content = &self.backends.get(backend)?.content;
-                Some((
-                    (*ifindex, *token),
-                    Wanted {
-                        mac: content.mac,
-                        address_v4: content.address_v4,
-                        address_v6: content.address_v6,
-                    },
-                ))
+            .flat_map(|set| set.members.keys())
+            .filter_map(|(ifindex, token)| {
+                let ready = self.ports.get(ifindex)?.ready.as_ref()?;
+                let serves = ready.token == *token && !ready.families().within(families).is_empty();
+                serves.then(|| ((*ifindex, *token), Wanted::of(ready)))
             })
             .collect()
+    }
+
+    /// Families for which the selector leads to a member that is like this.
+    pub(crate) fn families_reached(&self, slot: &SlotState, like: impl Fn(MemberKey) -> bool) -> Families {
+        slot.members()
+            .filter(|(member, _)| like(*member))
+            .filter_map(|(_, id)| self.backends.get(&id))
+            .map(|BackendState { content, .. }| reached(content.via, content.address_v4, content.address_v6))
+            .fold(Families::default(), Families::with)
     }
 
     /// Moves a policy towards the set that it wants.
@@ -665,7 +717,7 @@ impl Engine {
             self.move_to(id, slot, &BTreeMap::new());
             return;
         }
-        let serving = self.still_ready(slot_state);
+        let serving = self.still_ready(slot_state, state.families);
         let waits = ready.is_empty() && !serving.is_empty();
         let since = if ready.is_empty() {
             state.waiting_since.or(waits.then_some(now.boot))
@@ -985,7 +1037,7 @@ impl Engine {
                     mac: content.mac,
                     address_v4: content.address_v4,
                     address_v6: content.address_v6,
-                    via: None,
+                    via: content.via,
                     last_generation: generation,
                     drain_until: None,
                 },
@@ -1278,9 +1330,9 @@ impl Engine {
         if !slot.backends_out.is_empty() || set.members.values().any(unsure) {
             return None;
         }
-        let mut backends = self.contents(set);
-        backends.retain(|_, backend| backend.ifindex != ifindex);
-        (!backends.is_empty()).then_some((set.selected, backends))
+        let backends = self.contents(set);
+        let others = backends.values().any(|backend| backend.ifindex != ifindex);
+        others.then_some((set.selected, backends))
     }
 
     // --- answers -------------------------------------------------------------------------------------------
@@ -1630,6 +1682,7 @@ impl Engine {
             current: state.current,
             waiting: state.waiting,
             ready: state.ready.clone(),
+            unreached: state.unreached.clone(),
             coming: state.coming.clone(),
             refusal: state
                 .refusal()

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "table/paths.rs"]
+mod paths;
 mod support;
 
 use holdfast_engine::model::*;

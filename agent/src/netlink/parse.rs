@@ -177,6 +177,7 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
         kind: match kind {
             Some(b"veth") => LinkKind::Veth { peer_elsewhere },
             Some(b"tun") => LinkKind::Tap,
+            Some(b"bridge") => LinkKind::Bridge,
             _ => LinkKind::Other,
         },
         master,
@@ -380,7 +381,7 @@ mod tests {
             .collect();
         assert_eq!(names, ["lo", "hftap0", "hftun0"]);
         let rest = contents(&recorded(include_str!("recorded/dump_1.hex")));
-        assert!(matches!(rest.as_slice(), [Content::Present(bridge)] if bridge.kind == LinkKind::Other));
+        assert!(matches!(rest.as_slice(), [Content::Present(bridge)] if bridge.kind == LinkKind::Bridge));
         assert_eq!(
             contents(&recorded(include_str!("recorded/dump_2.hex"))),
             [Content::Done(0)]

@@ -218,8 +218,9 @@ pub fn brief(op: &Op) -> String {
                     let drain = backend
                         .drain_until
                         .map_or_else(String::new, |until| format!("~{}", until.0 / SECOND));
+                    let via = backend.via.map_or_else(String::new, |via| format!(" via {via}"));
                     format!(
-                        "{id}:{}/{}g{}{drain}",
+                        "{id}:{}/{}g{}{drain}{via}",
                         backend.ifindex,
                         backend.token.get(),
                         backend.last_generation
@@ -240,7 +241,10 @@ pub fn brief(op: &Op) -> String {
                 .token
                 .map_or_else(|| "closed".to_owned(), |token| token.get().to_string());
             let sources = if row.has_sources { " sources" } else { "" };
-            format!("row {ifindex} {token} epoch {}{sources}", row.epoch)
+            let v4 = if row.has_prefixes_v4 { " v4" } else { "" };
+            let v6 = if row.has_prefixes_v6 { " v6" } else { "" };
+            let via = row.via.map_or_else(String::new, |via| format!(" via {via}"));
+            format!("row {ifindex} {token} epoch {}{v4}{v6}{sources}{via}", row.epoch)
         }
         Op::DeleteRow { ifindex } => format!("delete row {ifindex}"),
         Op::WriteSources { ifindex, add, delete } => format!("sources {ifindex} +{add:?} -{delete:?}"),
