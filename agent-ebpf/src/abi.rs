@@ -665,7 +665,8 @@ pub mod control {
     pub const FLOW_INTERVAL: u32 = 3;
     /// How many nanoseconds' worth of new flows a consumer may open at once, before the rate binds it.
     pub const FLOW_BURST: u32 = 4;
-    /// Counts the writes of user space to `consumers`, `services` and `prefixes`: odd while one goes on.
+    /// Counts the writes of user space to `consumers`, `services` and `locals`: odd while one goes on. (A trie such as
+    /// `prefixes` hides nothing while it is written.)
     ///
     /// While an element is replaced, a look-up of any other can miss. A miss is final only if this word was even
     /// and has not changed since before the look-up; else it is looked up again.

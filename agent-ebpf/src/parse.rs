@@ -42,6 +42,8 @@ pub enum Kind {
     LaterFragment,
     /// A valid header, but more extension headers than we follow: addresses are known, protocol and ports are not.
     Opaque,
+    /// An ICMP or ICMPv6 error: it is about the packet that it quotes ([`parse_quote`]).
+    Error,
     /// Not a valid header, or the frame ends in the middle of one.
     Malformed,
 }
@@ -56,6 +58,7 @@ impl Kind {
             2 => Self::Complete,
             3 => Self::LaterFragment,
             4 => Self::Opaque,
+            5 => Self::Error,
             _ => Self::Malformed,
         }
     }
@@ -71,10 +74,16 @@ pub struct Headers {
     pub tcp_flags: u8,
     /// More fragments follow this one.
     pub first_fragment: bool,
+    /// Left to whoever judges the sender of an error: its source is none of the interface's.
+    pub is_spoofed: bool,
     /// Protocol as all fragments of the datagram carry it.
     pub fragment_protocol: u8,
     /// Identification of the datagram, network order.
     pub fragment_id: u32,
+    /// Where in the frame the transport header begins; 0 if this packet has none.
+    pub transport: u16,
+    /// Where in the frame the transport header that an ICMP error quotes begins; 0 if nothing is quoted.
+    pub quoted: u16,
 }
 
 impl Headers {
@@ -102,6 +111,12 @@ pub const ETHERTYPE_V6: u16 = 0x86dd;
 pub const TCP: u8 = 6;
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;
+/// Protocol number of ICMP.
+pub const ICMP: u8 = 1;
+/// Protocol number of ICMPv6.
+pub const ICMP_V6: u8 = 58;
+/// Bytes of an ICMP or ICMPv6 header, behind which an error quotes the packet that it is about.
+pub const ICMP_HEADER: u32 = 8;
 
 const V4_HEADER: u32 = 20;
 const V6_HEADER: u32 = 40;
@@ -109,7 +124,6 @@ const TCP_HEADER: u32 = 20;
 const UDP_HEADER: u32 = 8;
 /// What every extension header has at least.
 const EXTENSION_HEADER: u32 = 8;
-const ICMP_V6: u8 = 58;
 
 /// IPv6 next header values that are extension headers (RFC 8200, IANA "IPv6 Extension Header Types").
 const HOP_BY_HOP: u8 = 0;
@@ -191,15 +205,9 @@ fn parse_v6(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
     }
     let mut at = ETHERNET + V6_HEADER;
     for _ in 0..=EXTENSION_HEADERS {
-        // Bytes for each unit that the header counts beyond its first eight bytes.
-        let unit = match next {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HIP | SHIM6 => 8,
-            AUTHENTICATION => 4,
-            FRAGMENT => 0,
-            _ => {
-                out.key.protocol = next;
-                return parse_transport(frame, at, end, out);
-            }
+        let Some(unit) = extension_unit(next) else {
+            out.key.protocol = next;
+            return parse_transport(frame, at, end, out);
         };
         let Some(extension) = frame.window::<8>(at) else {
             return Kind::Malformed;
@@ -224,6 +232,95 @@ fn parse_v6(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
     Kind::Opaque
 }
 
+/// Bytes for each unit that an extension header counts beyond its first eight bytes; none if `next` is no extension
+/// header.
+#[inline(always)]
+const fn extension_unit(next: u8) -> Option<u32> {
+    match next {
+        HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HIP | SHIM6 => Some(8),
+        AUTHENTICATION => Some(4),
+        FRAGMENT => Some(0),
+        _ => None,
+    }
+}
+
+/// Reads the packet that an ICMP error quotes. The key in `out`, so far the error's own, becomes that of the flow as
+/// packets from here have it: the quoted one with its ends exchanged. False if nothing useful is quoted, or a packet
+/// that was not sent by whom the error is for.
+#[inline(always)]
+pub fn parse_quote(frame: &mut impl Bytes, out: &mut Headers) -> bool {
+    let at = u32::from(out.transport) + ICMP_HEADER;
+    // No header that was read begins there; and the verifier follows no pointer further than 64 KiB into a packet.
+    if at > 0x8000 {
+        return false;
+    }
+    let transport = if out.key.family == FAMILY_V4 {
+        quoted_v4(frame, at, out)
+    } else {
+        quoted_v6(frame, at, out)
+    };
+    let Some(transport) = transport else {
+        return false;
+    };
+    if matches!(out.key.protocol, TCP | UDP) {
+        // All that must be quoted of a transport header is its first eight bytes (RFC 792).
+        let Some(ports) = frame.window::<4>(transport) else {
+            return false;
+        };
+        out.key.destination_port = half::<4, 0>(ports);
+        out.key.source_port = half::<4, 2>(ports);
+    }
+    out.quoted = transport as u16;
+    true
+}
+
+/// Addresses and protocol of a quoted IPv4 packet, and where its transport header begins.
+#[inline(always)]
+fn quoted_v4(frame: &mut impl Bytes, at: u32, out: &mut Headers) -> Option<u32> {
+    let header = frame.window::<20>(at)?;
+    let header_length = u32::from(header[0] & 0x0f) * 4;
+    let is_later_fragment = u16::from_be(half::<20, 6>(header)) & 0x1fff != 0;
+    if header[0] >> 4 != 4 || header_length < V4_HEADER || is_later_fragment {
+        return None;
+    }
+    let source = v4_address(word::<20, 12>(header));
+    if source != out.key.destination {
+        return None;
+    }
+    out.key.source = v4_address(word::<20, 16>(header));
+    out.key.protocol = header[9];
+    Some(at + header_length)
+}
+
+/// As [`quoted_v4`].
+#[inline(always)]
+fn quoted_v6(frame: &mut impl Bytes, mut at: u32, out: &mut Headers) -> Option<u32> {
+    let header = frame.window::<40>(at)?;
+    if header[0] >> 4 != 6 {
+        return None;
+    }
+    let source = address([double::<40, 8>(header), double::<40, 16>(header)]);
+    if source != out.key.destination {
+        return None;
+    }
+    out.key.source = address([double::<40, 24>(header), double::<40, 32>(header)]);
+    let mut next = header[6];
+    at += V6_HEADER;
+    for _ in 0..=EXTENSION_HEADERS {
+        let Some(unit) = extension_unit(next) else {
+            out.key.protocol = next;
+            return Some(at);
+        };
+        let extension = frame.window::<8>(at)?;
+        if next == FRAGMENT && u16::from_be(half::<8, 2>(extension)) & 0xfff8 != 0 {
+            return None;
+        }
+        at += EXTENSION_HEADER + u32::from(extension[1]) * unit;
+        next = extension[0];
+    }
+    None
+}
+
 /// Where the datagram ends in the frame; none if it is longer than the frame or shorter than its own header.
 ///
 /// 0 stands for "as long as the frame": GSO packets above 64 KiB say that (BIG TCP, Linux 5.19 and 6.3).
@@ -235,6 +332,8 @@ fn end_of_datagram(size: u32, total: u32, header_length: u32) -> Option<u32> {
 
 #[inline(always)]
 fn parse_transport(frame: &mut impl Bytes, at: u32, end: u32, out: &mut Headers) -> Kind {
+    // Eight extension headers of 2 KiB each fit.
+    out.transport = at as u16;
     match out.key.protocol {
         TCP => {
             // Also refuses first fragments that end within the header: nobody sends such in good faith (RFC 1858).
@@ -265,20 +364,40 @@ fn parse_transport(frame: &mut impl Bytes, at: u32, end: u32, out: &mut Headers)
                 Kind::Complete
             }
         }
-        ICMP_V6 if out.key.family == FAMILY_V6 => {
-            if at + 1 > end {
-                return Kind::Malformed;
-            }
-            let Some([kind]) = frame.window::<1>(at) else {
-                return Kind::Malformed;
-            };
-            // Router and neighbour solicitation and advertisement, redirect (RFC 4861).
-            if matches!(kind, 133..=137) {
-                Kind::NeverCaptured
-            } else {
-                Kind::Complete
-            }
-        }
+        ICMP if out.key.family == FAMILY_V4 => parse_icmp(frame, at, end, kind_of_icmp),
+        ICMP_V6 if out.key.family == FAMILY_V6 => parse_icmp(frame, at, end, kind_of_icmp_v6),
+        _ => Kind::Complete,
+    }
+}
+
+#[inline(always)]
+fn parse_icmp(frame: &mut impl Bytes, at: u32, end: u32, kind_of: impl Fn(u8) -> Kind) -> Kind {
+    if at + 1 > end {
+        return Kind::Malformed;
+    }
+    match frame.window::<1>(at) {
+        Some([number]) => kind_of(*number),
+        None => Kind::Malformed,
+    }
+}
+
+/// By the ICMP type: destination unreachable, source quench, time exceeded, parameter problem (RFC 792); redirect, router
+/// advertisement and solicitation (RFC 792, 1256).
+#[inline(always)]
+const fn kind_of_icmp(number: u8) -> Kind {
+    match number {
+        3 | 4 | 11 | 12 => Kind::Error,
+        5 | 9 | 10 => Kind::NeverCaptured,
+        _ => Kind::Complete,
+    }
+}
+
+/// By the ICMPv6 type: errors (RFC 4443); router and neighbour solicitation and advertisement, redirect (RFC 4861).
+#[inline(always)]
+const fn kind_of_icmp_v6(number: u8) -> Kind {
+    match number {
+        0..128 => Kind::Error,
+        133..=137 => Kind::NeverCaptured,
         _ => Kind::Complete,
     }
 }
@@ -414,8 +533,8 @@ mod tests {
                     bytes.extend([0x50, self.flags, 0, 0, 0, 0, 0, 0]);
                 }
                 UDP => bytes.extend([0; 4]),
-                // An ICMPv6 echo request; enough for anything else.
-                _ => bytes = vec![128, 0, 0, 0, 0, 0, 0, 0],
+                // An ICMP message of the type that `flags` says; enough for anything else.
+                _ => bytes = vec![self.flags, 0, 0, 0, 0, 0, 0, 0],
             }
             bytes.resize(bytes.len() + self.payload, 0xaa);
             bytes
@@ -436,6 +555,22 @@ mod tests {
             }
             bytes.resize(bytes.len() + self.padding, 0);
             bytes
+        }
+
+        /// Where the transport header begins.
+        fn transport_at(&self) -> usize {
+            let mut at = if self.v6 {
+                54
+            } else {
+                34 + usize::from(self.options) * 4
+            };
+            if self.v6 {
+                for &(kind, units) in &self.extensions {
+                    at += 8 + usize::from(units) * if kind == AUTHENTICATION { 4 } else { 8 };
+                }
+                at += self.fragment.map_or(0, |_| 8);
+            }
+            at
         }
 
         fn v4_bytes(&self, bytes: &mut Vec<u8>, rest: &[u8]) {
@@ -544,6 +679,24 @@ mod tests {
                 return (Kind::LaterFragment, headers);
             }
             headers.first_fragment = more;
+            headers.transport = self.transport_at() as u16;
+            if self.protocol == ICMP && !self.v6 || self.protocol == ICMP_V6 && self.v6 {
+                let error = if self.v6 {
+                    self.flags < 128
+                } else {
+                    matches!(self.flags, 3 | 4 | 11 | 12)
+                };
+                let never = if self.v6 {
+                    matches!(self.flags, 133..=137)
+                } else {
+                    matches!(self.flags, 5 | 9 | 10)
+                };
+                kind = match (error, never) {
+                    (true, _) => Kind::Error,
+                    (_, true) => Kind::NeverCaptured,
+                    _ => Kind::Complete,
+                };
+            }
             if matches!(self.protocol, TCP | UDP) {
                 key.source_port = self.source_port.to_be();
                 key.destination_port = self.destination_port.to_be();
@@ -590,7 +743,15 @@ mod tests {
             prop::collection::vec(extension, 0..=7),
             prop::option::weighted(0.3, (0u16..0x2000, any::<bool>(), any::<u32>())),
             (
-                prop_oneof![Just(TCP), Just(UDP), Just(1u8), Just(50), Just(59), Just(132)],
+                prop_oneof![
+                    Just(TCP),
+                    Just(UDP),
+                    Just(ICMP),
+                    Just(ICMP_V6),
+                    Just(50),
+                    Just(59),
+                    Just(132)
+                ],
                 port.clone(),
                 port,
                 any::<u8>(),
@@ -632,6 +793,43 @@ mod tests {
             prop_assert_eq!(read(&frame.bytes()), frame.expected());
         }
 
+        /// An error that quotes what somebody sent, from its first bytes on.
+        #[test]
+        fn a_quote_is_read_as_the_flow_of_who_sends_it(sent in frames(), keep in 8usize..64, other: bool) {
+            let mut error = udp(sent.v6);
+            error.protocol = if sent.v6 { ICMP_V6 } else { ICMP };
+            error.flags = if sent.v6 { 1 } else { 3 };
+            error.destination = sent.source;
+            if other {
+                error.destination[3] ^= 1;
+            }
+            error.payload = 0;
+            let mut bytes = error.bytes();
+            let quote = sent.bytes();
+            let quote = &quote[ETHERNET as usize..(sent.transport_at() + keep).min(quote.len())];
+            bytes.extend(quote);
+            let length = (bytes.len() - ETHERNET as usize) as u16;
+            let (at, length) = if sent.v6 { (18, length - 40) } else { (16, length) };
+            bytes[at..at + 2].copy_from_slice(&length.to_be_bytes());
+            let (kind, mut headers) = read(&bytes);
+            // Who asked is not reached by multicast.
+            prop_assume!(kind == Kind::Error);
+            let found = parse_quote(&mut &*bytes, &mut headers);
+            let later = sent.fragment.is_some_and(|(offset, _, _)| offset != 0);
+            prop_assert_eq!(found, !later && !other);
+            if found {
+                let (_, expected) = Frame { destination: [10; 16], ..sent.clone() }.expected();
+                let destination = Frame { source: sent.destination, destination: [10; 16], ..sent.clone() };
+                prop_assert_eq!(headers.key.protocol, sent.protocol);
+                prop_assert_eq!(headers.key.source, destination.expected().1.key.source);
+                prop_assert_eq!(headers.key.destination, expected.key.source);
+                prop_assert_eq!(headers.key.source_port, expected.key.destination_port);
+                prop_assert_eq!(headers.key.destination_port, expected.key.source_port);
+                let outer = if sent.v6 { 40 } else { 20 };
+                prop_assert_eq!(usize::from(headers.quoted), sent.transport_at() + outer + 8);
+            }
+        }
+
         #[test]
         fn a_frame_that_is_cut_off_is_never_taken_for_a_complete_one(frame in frames(), at in any::<prop::sample::Index>()) {
             let mut frame = frame;
@@ -655,7 +853,8 @@ mod tests {
                 let ethertype = if v6 { ETHERTYPE_V6 } else { ETHERTYPE_V4 };
                 bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
                 bytes[14] = if v6 { 0x60 } else { 0x45 };
-                read(&bytes);
+                let (_, mut headers) = read(&bytes);
+                parse_quote(&mut &*bytes, &mut headers);
             }
         }
     }
@@ -730,6 +929,16 @@ mod tests {
             assert_eq!(read(&bytes).0, Kind::NeverCaptured, "{kind}");
         }
         bytes[54] = 128;
+        assert_eq!(read(&bytes).0, Kind::Complete);
+        // Redirects and router discovery of IPv4.
+        let mut frame = udp(false);
+        frame.protocol = ICMP;
+        let mut bytes = frame.bytes();
+        for kind in [5, 9, 10] {
+            bytes[34] = kind;
+            assert_eq!(read(&bytes).0, Kind::NeverCaptured, "{kind}");
+        }
+        bytes[34] = 8;
         assert_eq!(read(&bytes).0, Kind::Complete);
     }
 

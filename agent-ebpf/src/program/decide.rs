@@ -3,10 +3,9 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::__sk_buff;
-use holdfast_ebpf::abi::{ConsumerRow, FAMILY_V4, FAMILY_V6, Flow, FlowKey, ServiceKey, Verdict};
+use holdfast_ebpf::abi::{ConsumerRow, FAMILY_V4, FAMILY_V6, Flow, Verdict};
 use holdfast_ebpf::parse::{self, ETHERTYPE_V4, ETHERTYPE_V6, Headers, Kind};
 
-use super::flow::Kept;
 use super::frame::Frame;
 use super::lookup::Row;
 use super::probe::Probe;
@@ -27,7 +26,7 @@ pub(super) struct Packet<'a> {
 
 /// What is to be done with this packet.
 #[inline(always)]
-pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
+pub(super) fn decide(skb: *mut __sk_buff, headers: &mut Headers, probe: Probe) -> Decision {
     // SAFETY: the kernel hands a valid context to the program.
     let (ifindex, protocol, tagged) = unsafe { ((*skb).ifindex, (*skb).protocol, (*skb).vlan_present) };
     let mut interface = Interface {
@@ -52,12 +51,6 @@ pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
     if tagged != 0 {
         return Decision::new(Verdict::Pass);
     }
-    let mut space = MaybeUninit::<Headers>::uninit();
-    // SAFETY: zero is a valid value of every field.
-    let headers = unsafe {
-        zero(space.as_mut_ptr());
-        space.assume_init_mut()
-    };
     let mut kind = Kind::from_u32(read_headers(skb, headers));
     headers.key.ifindex = ifindex;
     if kind == Kind::NeverCaptured {
@@ -70,10 +63,16 @@ pub(super) fn decide(skb: *mut __sk_buff, probe: Probe) -> Decision {
     if kind == Kind::LaterFragment && flow::recall_ports(headers) {
         kind = Kind::Complete;
     }
-    if kind != Kind::Complete {
+    let is_error = kind == Kind::Error;
+    if is_error && (probe.is_one() || !is_about_a_flow(skb, interface, headers)) {
+        return Decision::new(Verdict::Pass);
+    }
+    if kind != Kind::Complete && !is_error {
         return without_ports(interface, headers, kind);
     }
-    if !matches!(headers.key.protocol, parse::TCP | parse::UDP) {
+    // Services have ports; only prefixes take what has none.
+    let has_ports = matches!(headers.key.protocol, parse::TCP | parse::UDP);
+    if !has_ports && !is_error && !interface.answers && !lookup::has_prefixes(interface.row, family) {
         return Decision::new(Verdict::Pass);
     }
     if headers.first_fragment && !probe.is_one() {
@@ -105,7 +104,16 @@ impl Interface {
     }
 }
 
-/// Decides on a packet whose protocol and ports are known.
+/// Gives an ICMP error the key of the flow of the packet that it quotes; false if it is about none.
+#[inline(always)]
+fn is_about_a_flow(skb: *mut __sk_buff, interface: Interface, headers: &mut Headers) -> bool {
+    let source_is_known = interface.row().flags & ConsumerRow::HAS_SOURCES != 0;
+    headers.is_spoofed = source_is_known && !lookup::is_own_source(&headers.key);
+    read_quote(skb, headers) != 0
+}
+
+/// Decides on a packet whose protocol and ports are known, or on an error about one: whoever sent that is told. About no
+/// flow of ours an error passes, whatever claims its destination.
 #[inline(always)]
 fn with_ports(interface: Interface, headers: &Headers, probe: Probe) -> Decision {
     let mut packet = Packet {
@@ -118,11 +126,12 @@ fn with_ports(interface: Interface, headers: &Headers, probe: Probe) -> Decision
     if probe.is_of_set() {
         return route::of_set(packet);
     }
+    let is_error = headers.quoted != 0;
     let mut space = MaybeUninit::<Flow>::uninit();
-    let mut kept = Kept::NONE;
+    let mut is_known = false;
     let mut nothing = Verdict::Pass;
-    // A closed row has no request that could be established.
-    let may_be_known = interface.answers || packet.row.token != 0;
+    // A closed row has no request that could be established, but it may have errors about one.
+    let may_be_known = interface.answers || packet.row.token != 0 || is_error;
     if may_be_known
         && !probe.is_one()
         && let Some(entry) = flow::find(&headers.key, packet.hash, &mut space)
@@ -139,46 +148,30 @@ fn with_ports(interface: Interface, headers: &Headers, probe: Probe) -> Decision
             packet.row = interface.row();
         } else {
             packet.row = interface.row();
-            if has_services(packet.row) && !headers.opens_connection() {
+            if headers.is_spoofed {
+                return Decision::new(Verdict::DropSpoofed);
+            }
+            if lookup::has_routes(packet.row) && !headers.opens_connection() {
                 if let Some(decision) = flow::established(packet, flow, entry) {
                     return decision;
                 }
-                kept = flow::kept(packet, flow);
+                is_known = true;
+            }
+            if is_error {
+                nothing = Verdict::DropStale;
             }
         }
     } else {
         packet.row = interface.row();
     }
-    if !has_services(packet.row) {
+    if is_error || !lookup::has_routes(packet.row) {
         return Decision::new(nothing);
     }
-    let decision = route::of_request(packet, kept, &mut space);
+    let decision = route::of_request(packet, is_known, &mut space);
     if decision.verdict == Verdict::Pass {
         return Decision::new(nothing);
     }
     decision
-}
-
-#[inline(always)]
-const fn has_services(row: Row) -> bool {
-    row.flags & ConsumerRow::HAS_SERVICES != 0
-}
-
-/// Fills with zeroes, eight bytes at a time. What the compiler makes of a plain assignment is a call of a `memset` that
-/// writes byte by byte.
-///
-/// # Safety
-/// `value` points to space for a `T`, for which zeroes are valid.
-#[inline(always)]
-unsafe fn zero<T>(value: *mut T) {
-    const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };
-    let words = value.cast::<u64>();
-    let mut index = 0;
-    while index < size_of::<T>() / 8 {
-        // SAFETY: within the value, aligned.
-        unsafe { words.add(index).write_volatile(0) };
-        index += 1;
-    }
 }
 
 /// The parser as a global function: the verifier checks it once, alone, and what follows once for all that it can
@@ -193,8 +186,19 @@ extern "C" fn read_headers(skb: *mut __sk_buff, headers: *mut Headers) -> u32 {
     }
 }
 
+/// [`parse::parse_quote`] as a global function.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn read_quote(skb: *mut __sk_buff, headers: *mut Headers) -> u32 {
+    // SAFETY: the caller's headers; the verifier asks for the test that it is not null.
+    match unsafe { headers.as_mut() } {
+        Some(headers) => u32::from(parse::parse_quote(&mut Frame::new(skb), headers)),
+        None => 0,
+    }
+}
+
 /// A packet whose ports nobody can tell. A frame that cannot be read never passes around a policy; others are dropped
-/// if they may be for a port that is claimed.
+/// if they may be for what is claimed.
 #[inline(always)]
 fn without_ports(interface: Interface, headers: &Headers, kind: Kind) -> Decision {
     let row = interface.row();
@@ -203,16 +207,10 @@ fn without_ports(interface: Interface, headers: &Headers, kind: Kind) -> Decisio
     } else {
         Verdict::DropMalformed
     };
-    let FlowKey {
-        ifindex,
-        family,
-        destination,
-        ..
-    } = headers.key;
     let ours = if kind == Kind::Malformed {
         row.is_there()
     } else {
-        has_services(row) && lookup::is_claimed(&ServiceKey::claim(ifindex, family, destination))
+        lookup::has_routes(row) && lookup::is_claimed(&headers.key, row)
     };
     Decision::new(if ours { drop } else { Verdict::Pass })
 }

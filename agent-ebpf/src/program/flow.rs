@@ -7,11 +7,12 @@ use holdfast_ebpf::abi::{
     Answerers, Backend, Flow, FlowKey, Fragment, FragmentKey, RouteEntry, Selector, ServiceKey, Target,
     Verdict, control, generation_at_least,
 };
-use holdfast_ebpf::parse::Headers;
+use holdfast_ebpf::parse::{Headers, TCP, UDP};
 
 use super::decide::Packet;
 use super::lookup::{self, NO_ROUTE};
-use super::route::{self, Producer};
+use super::rewrite::Rewrite;
+use super::route::{self, NO_WAY, Producer};
 use super::{Decision, maps, once};
 
 /// Copies the flow entry under a key whose hash is given.
@@ -60,9 +61,21 @@ pub(super) struct Serving {
     expired: bool,
 }
 
-/// The producer of a flow, if it still serves it: in the set that is selected, or draining.
+/// The producer of a flow, if it still serves it: in the set that is selected, or draining. `family`: of its packets.
 #[inline(always)]
-fn serving(flow: &Flow) -> Option<Serving> {
+fn serving(flow: &Flow, family: u8) -> Option<Serving> {
+    let serving = serving_as(flow, family)?;
+    let Producer { ifindex, token, .. } = serving.producer;
+    if lookup::token(ifindex, token) != token {
+        lookup::wake(ifindex);
+        return None;
+    }
+    Some(serving)
+}
+
+/// As [`serving`], if the producer's registered token is still the one that it was programmed for.
+#[inline(always)]
+fn serving_as(flow: &Flow, family: u8) -> Option<Serving> {
     let slot = maps::POLICIES.get_ptr(flow.policy)?;
     let value: *const Backend = maps::BACKENDS.get_ptr(flow.backend)?;
     // SAFETY: map values.
@@ -78,6 +91,11 @@ fn serving(flow: &Flow) -> Option<Serving> {
     if token == 0 || token != flow.producer_token || owner != flow.policy || target.ifindex != flow.producer {
         return None;
     }
+    // SAFETY: a map value.
+    let way = unsafe { route::way_to(value, target.kind, family) };
+    if way == NO_WAY {
+        return None;
+    }
     let member = selector.length != 0 && generation_at_least(target.last_generation, selector.generation);
     if !member {
         // SAFETY: a map value.
@@ -86,15 +104,12 @@ fn serving(flow: &Flow) -> Option<Serving> {
             return None;
         }
     }
-    if lookup::token(target.ifindex, token) != token {
-        lookup::wake(target.ifindex);
-        return None;
-    }
     Some(Serving {
         producer: Producer {
             backend: flow.backend,
             token,
             ifindex: target.ifindex,
+            device: way as u32,
             mac,
         },
         expired: route::is_expired(slot),
@@ -104,63 +119,60 @@ fn serving(flow: &Flow) -> Option<Serving> {
 /// Decides on a request of an established flow; none if anything that its route was decided by has changed.
 #[inline(always)]
 pub(super) fn established(packet: Packet<'_>, flow: &mut Flow, entry: *mut Flow) -> Option<Decision> {
+    let key = &packet.headers.key;
     if flow.consumer_token != packet.row.token || flow.epoch != packet.row.epoch {
         return None;
     }
-    if !route::is_open(packet.headers.key.ifindex, packet.row, true) {
+    if !route::is_open(key.ifindex, packet.row, true) {
         return None;
     }
-    let Serving { producer, expired } = serving(flow)?;
+    let Serving { producer, expired } = serving(flow, key.family)?;
     let now = lookup::ticks();
-    let mut decision = Decision::new(if expired {
-        Verdict::DropExpired
-    } else {
-        Verdict::Delivered
-    });
-    decision.target = producer.ifindex;
-    decision.mac = producer.mac;
-    decision.policy = flow.policy;
-    decision.backend = flow.backend;
     if flow.twin_checked != now {
+        // The address may have become the node's own since the route was looked up.
+        if lookup::is_local(&service_of(key)) {
+            return None;
+        }
         // SAFETY: a map value. If it is another flow's by now, that one's check is late by a second.
         unsafe { (*entry).twin_checked = now };
         flow.twin_checked = now;
         // Requests alone keep only their own entry from being evicted. What the twin's key is used for by others
         // now is their business.
-        write_twin(&packet.headers.key, flow, true);
+        write_twin(key, flow, MEND);
     }
+    let mut decision = Decision::new(if expired {
+        Verdict::DropExpired
+    } else {
+        Verdict::Delivered
+    });
+    decision.deliver_to(&producer);
+    decision.policy = flow.policy;
+    decision.rewrite = Rewrite::of(packet.headers, flow);
     Some(decision)
 }
 
-/// The producer that a flow may keep although its route has to be looked up anew: if that still leads to the same
-/// policy.
+/// The key under which the route of a packet is looked up.
 #[inline(always)]
-pub(super) fn kept(packet: Packet<'_>, flow: &Flow) -> Kept {
-    if flow.consumer_token != packet.row.token {
-        return Kept::NONE;
-    }
-    match serving(flow) {
-        Some(serving) => Kept {
-            policy: flow.policy,
-            producer: serving.producer,
-        },
-        None => Kept::NONE,
+const fn service_of(key: &FlowKey) -> ServiceKey {
+    ServiceKey {
+        ifindex: key.ifindex,
+        port: key.destination_port,
+        protocol: key.protocol,
+        family: key.family,
+        address: key.destination,
     }
 }
 
-/// A producer that stays if the route still leads to its policy. No `Option`, as in [`super::probe::Probe`].
-#[derive(Clone, Copy)]
-pub(super) struct Kept {
-    pub(super) policy: u32,
-    /// Its token is 0 if there is none.
-    pub(super) producer: Producer,
-}
-
-impl Kept {
-    pub(super) const NONE: Self = Self {
-        policy: 0,
-        producer: Producer::NONE,
-    };
+/// The producer that a flow may keep although its route has been looked up anew: if that still leads to the same policy.
+#[inline(always)]
+pub(super) fn kept(packet: Packet<'_>, flow: &Flow, policy: u32) -> Producer {
+    if flow.consumer_token != packet.row.token || flow.policy != policy {
+        return Producer::NONE;
+    }
+    match serving(flow, packet.headers.key.family) {
+        Some(serving) => serving.producer,
+        None => Producer::NONE,
+    }
 }
 
 /// Decides on an answer: both ends must be the incarnations that the flow was made between, and the consumer's
@@ -179,9 +191,10 @@ fn answer_checked(packet: Packet<'_>, flow: &mut Flow) -> Option<Decision> {
     if flow.producer != key.ifindex {
         return None;
     }
-    let expired = serving(flow)?.expired;
+    let expired = serving(flow, key.family)?.expired;
     let row = lookup::row(flow.consumer, lookup::writes());
-    if row.token != flow.consumer_token || row.token == 0 {
+    let (device, is_neighbour) = row.way();
+    if row.token != flow.consumer_token || row.token == 0 || (is_neighbour && device == 0) {
         return None;
     }
     let mac = lookup::mac_of(flow.consumer, flow.consumer_token)?;
@@ -193,8 +206,8 @@ fn answer_checked(packet: Packet<'_>, flow: &mut Flow) -> Option<Decision> {
             family: key.family,
             address: key.source,
         };
-        let entry = lookup::route_seldom(&service);
-        let open = lookup::flags_of(entry) & (RouteEntry::OPEN | RouteEntry::CLAIM) == RouteEntry::OPEN;
+        let entry = lookup::route_seldom(&service, row);
+        let open = lookup::flags_of(entry) & RouteEntry::OPEN != 0;
         if entry == NO_ROUTE || !open || lookup::policy_of(entry) != flow.policy {
             return None;
         }
@@ -207,19 +220,23 @@ fn answer_checked(packet: Packet<'_>, flow: &mut Flow) -> Option<Decision> {
         Verdict::Answered
     });
     decision.target = flow.consumer;
+    decision.device = device;
     decision.mac = mac;
     decision.policy = flow.policy;
     decision.backend = flow.backend;
+    decision.rewrite = Rewrite::of(packet.headers, flow);
     Some(decision)
 }
 
-/// Makes both entries of a flow. `fresh`: its producer has just been chosen.
+/// Makes both entries of a flow. `fresh`: its producer has just been chosen. `port`: the one that was chosen for it
+/// earlier, or 0.
 #[inline(always)]
 pub(super) fn open(
     packet: Packet<'_>,
     policy: u32,
     producer: Producer,
     fresh: bool,
+    port: u16,
     space: &mut MaybeUninit<Flow>,
 ) -> Verdict {
     let key = &packet.headers.key;
@@ -227,7 +244,7 @@ pub(super) fn open(
         return Verdict::DropFlowRate;
     }
     let flow = space.write(Flow {
-        check: 0,
+        check: packet.hash,
         consumer_token: packet.row.token,
         producer_token: producer.token,
         consumer: key.ifindex,
@@ -237,61 +254,117 @@ pub(super) fn open(
         policy,
         twin_checked: lookup::ticks(),
         flags: 0,
-        port: 0,
+        port,
         pad: 0,
     });
-    if !write_twin(key, flow, false) {
+    if write_twin(key, flow, CLAIM) == 0 && choose_port(key, flow) == 0 {
         return Verdict::DropFlowCollision;
     }
-    flow.flags = 0;
-    flow.check = packet.hash;
     insert(key, flow);
     Verdict::Delivered
 }
 
-/// Writes the entry for the answers to `flow`; false if its key belongs to another living flow. `mend`: leaves
-/// alone what is there.
+/// Source ports that are tried for a flow whose answers would be another's.
+const TRIES: u32 = 16;
+
+/// Gives a flow another source port, so that its answers have a key of their own, and writes their entry; 0 if no port
+/// was found.
+#[unsafe(no_mangle)]
 #[inline(never)]
-fn write_twin(key: &FlowKey, flow: &mut Flow, mend: bool) -> bool {
+extern "C" fn choose_port(key: *const FlowKey, flow: *mut Flow) -> u32 {
+    // SAFETY: the caller's values; the verifier asks for the test that they are not null.
+    let (Some(key), Some(flow)) = (unsafe { (key.as_ref(), flow.as_mut()) }) else {
+        return 0;
+    };
+    let range = maps::control(control::PORTS);
+    let (first, last) = (range as u16, (range >> 16) as u16);
+    if first == 0 || last < first || !matches!(key.protocol, TCP | UDP) {
+        return 0;
+    }
+    let count = u32::from(last - first) + 1;
+    let mut place = (flow.check >> 32) as u32;
+    for _ in 0..TRIES {
+        flow.port = (first + (place % count) as u16).to_be();
+        if write_twin(key, flow, CLAIM) != 0 {
+            return 1;
+        }
+        place = place.wrapping_add(STRIDE);
+    }
+    0
+}
+
+/// From one try to the next: neighbours of a port that is taken are, too, where one consumer took it.
+const STRIDE: u32 = 0x9e37_79b1;
+
+/// [`write_twin`]: takes the key if no other living flow has it.
+const CLAIM: u32 = 0;
+/// [`write_twin`]: leaves alone what is there.
+const MEND: u32 = 1;
+
+/// Writes the entry for the answers to `flow`, whose request has `key`; 0 if its key belongs to another living flow.
+///
+/// A global function: it is called for each port that is tried.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn write_twin(key: *const FlowKey, flow: *mut Flow, how: u32) -> u32 {
+    // SAFETY: the caller's values; the verifier asks for the test that they are not null.
+    let (Some(key), Some(flow)) = (unsafe { (key.as_ref(), flow.as_mut()) }) else {
+        return 0;
+    };
     let twin = FlowKey {
         ifindex: flow.producer,
         source_port: key.destination_port,
-        destination_port: key.source_port,
+        destination_port: if flow.port == 0 {
+            key.source_port
+        } else {
+            flow.port
+        },
         source: key.destination,
         destination: key.source,
         protocol: key.protocol,
         family: key.family,
         pad: [0; 2],
     };
+    // What the consumer knows, where that is another.
+    let port = if flow.port == 0 { 0 } else { key.source_port };
     let hash = twin.hash();
     let mut space = MaybeUninit::<Flow>::uninit();
     if find(&twin, hash, &mut space).is_some() {
-        if mend {
-            return true;
+        if how == MEND {
+            return 1;
         }
         // SAFETY: found, and so filled in.
         let other = unsafe { space.assume_init_ref() };
         let ours = other.flags & Flow::ANSWER != 0
             && other.consumer == flow.consumer
-            && other.consumer_token == flow.consumer_token;
-        if !ours && is_living(other) {
-            return false;
+            && other.consumer_token == flow.consumer_token
+            && other.port == port;
+        if !ours && is_living(other, key.family) {
+            return 0;
         }
     }
-    flow.flags = Flow::ANSWER;
+    // The caller's value for the moment: the stack has no room for a third.
+    let (request_port, request_check, request_flags) = (flow.port, flow.check, flow.flags);
+    flow.port = port;
     flow.check = hash;
+    flow.flags = Flow::ANSWER;
     insert(&twin, flow);
+    flow.port = request_port;
+    flow.check = request_check;
+    flow.flags = request_flags;
     expect_answers(flow.producer);
-    true
+    1
 }
 
-/// Whether both ends of a flow are still the incarnations that it was made between, and the one serves the other.
+/// Whether both ends of a flow are still the incarnations that it was made between, and the one serves the other. Wakes
+/// nobody: that is for the packets of its own.
 #[inline(always)]
-fn is_living(flow: &Flow) -> bool {
+fn is_living(flow: &Flow, family: u8) -> bool {
     flow.consumer_token != 0
         && lookup::row(flow.consumer, lookup::writes()).token == flow.consumer_token
         && lookup::token(flow.consumer, flow.consumer_token) == flow.consumer_token
-        && serving(flow).is_some()
+        && lookup::token(flow.producer, flow.producer_token) == flow.producer_token
+        && serving_as(flow, family).is_some()
 }
 
 /// Writes an entry. When even the LRU has no room, the next packet tries again.
@@ -301,30 +374,33 @@ fn insert(key: &FlowKey, flow: &Flow) {
 }
 
 /// Takes one new flow from a consumer's allowance; false if there is none left.
-///
-/// The word is the time at which the allowance is full again (the generic cell rate algorithm). CPUs may overwrite
-/// each other's: a few flows more than the limit then.
-#[inline(never)]
+#[inline(always)]
 fn may_open(consumer: u32) -> bool {
     let interval = maps::control(control::FLOW_INTERVAL);
-    if interval == 0 {
-        return true;
-    }
-    let burst = maps::control(control::FLOW_BURST);
+    interval == 0 || take(consumer, interval, maps::control(control::FLOW_BURST)) != 0
+}
+
+/// Takes one of an allowance that grows by one each `interval` up to `burst` (nanoseconds); 0 if there is none left.
+///
+/// The word is the time at which the allowance is full again (the generic cell rate algorithm). CPUs may overwrite
+/// each other's: a few more than the limit then.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(super) extern "C" fn take(whose: u32, interval: u64, burst: u64) -> u32 {
     let now = lookup::coarse_ns();
-    let Some(word) = maps::RATES.get_ptr_mut(consumer) else {
-        let _ = maps::RATES.insert(consumer, now + interval, u64::from(BPF_ANY));
-        return true;
+    let Some(word) = maps::RATES.get_ptr_mut(whose) else {
+        let _ = maps::RATES.insert(whose, now + interval, u64::from(BPF_ANY));
+        return 1;
     };
     // SAFETY: a map value.
     unsafe {
         let full_at = once(word).max(now);
         if full_at - now > burst {
-            return false;
+            return 0;
         }
         *word = full_at + interval;
     }
-    true
+    1
 }
 
 #[inline(always)]

@@ -2,27 +2,45 @@
 //! A value is believed only if it proves its key, and counts as missing only if nothing was written meanwhile.
 
 use aya_ebpf::helpers::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
-use holdfast_ebpf::abi::{Address, ConsumerRow, FlowKey, RouteEntry, ServiceKey, SourceKey, TICK, control};
+use aya_ebpf::maps::lpm_trie::Key;
+use holdfast_ebpf::abi::{
+    Address, ConsumerRow, FAMILY_V4, FlowKey, LocalKey, PrefixEntry, PrefixKey, RouteEntry, ServiceKey,
+    SourceKey, TICK, control,
+};
+use holdfast_ebpf::parse::{TCP, UDP};
 
 use super::{maps, once};
 
 /// A consumer row; all zero if there is none (no `Option`, as in [`super::probe::Probe`]).
 #[derive(Clone, Copy)]
 pub(super) struct Row {
-    /// 1 if there is one. A word, for padding would be copied byte by byte.
-    there: u64,
     pub(super) token: u64,
     pub(super) epoch: u32,
     pub(super) flags: u32,
+    /// Where answers leave to a neighbour, if the flags say so.
+    device: u32,
+    /// 1 if there is one. No byte, for padding would be copied byte by byte.
+    there: u32,
 }
 
 impl Row {
     pub(super) const NONE: Self = Self {
-        there: 0,
         token: 0,
         epoch: 0,
         flags: 0,
+        device: 0,
+        there: 0,
     };
+
+    /// Where answers leave to a neighbour, and whether they do: 0 and false stands for the peer.
+    #[inline(always)]
+    pub(super) const fn way(self) -> (u32, bool) {
+        if self.flags & ConsumerRow::NEIGH == 0 {
+            (0, false)
+        } else {
+            (self.device, true)
+        }
+    }
 
     /// Whether there is one.
     #[inline(always)]
@@ -66,10 +84,11 @@ fn row_once(ifindex: u32) -> Row {
     // SAFETY: a map value.
     unsafe {
         let row = Row {
-            there: 1,
             token: once(&raw const (*value).token),
             epoch: once(&raw const (*value).epoch),
             flags: once(&raw const (*value).flags),
+            device: once(&raw const (*value).device),
+            there: 1,
         };
         if once(&raw const (*value).ifindex) == ifindex {
             row
@@ -117,24 +136,116 @@ fn mac_once(ifindex: u32, expected: u64) -> Option<u64> {
     }
 }
 
-/// Where a destination leads, as [`route`], for where it is rarely asked.
-#[inline(never)]
-pub(super) fn route_seldom(key: &ServiceKey) -> u64 {
-    route(key, writes())
+/// Whether an interface has route entries at all.
+#[inline(always)]
+pub(super) const fn has_routes(row: Row) -> bool {
+    const ROUTES: u32 =
+        ConsumerRow::HAS_SERVICES | ConsumerRow::HAS_PREFIXES_V4 | ConsumerRow::HAS_PREFIXES_V6;
+    row.flags & ROUTES != 0
 }
 
-/// Where a destination leads: policy and flags.
+/// Whether an interface has entries for prefixes of this family.
 #[inline(always)]
-pub(super) fn route(key: &ServiceKey, writes: u64) -> u64 {
+pub(super) const fn has_prefixes(row: Row, family: u8) -> bool {
+    let flag = if family == FAMILY_V4 {
+        ConsumerRow::HAS_PREFIXES_V4
+    } else {
+        ConsumerRow::HAS_PREFIXES_V6
+    };
+    row.flags & flag != 0
+}
+
+/// Where packets with this key lead: an exact service before a prefix, and of prefixes the longest. `row`: of the
+/// key's interface.
+#[inline(always)]
+pub(super) fn route(key: &ServiceKey, row: Row, writes: u64) -> u64 {
+    if row.flags & ConsumerRow::HAS_SERVICES != 0 && matches!(key.protocol, TCP | UDP) {
+        let found = service(key, writes);
+        if found != NO_ROUTE {
+            return found;
+        }
+    }
+    if has_prefixes(row, key.family) {
+        find_prefix(key)
+    } else {
+        NO_ROUTE
+    }
+}
+
+/// As [`route`], for where it is rarely asked.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn find_route(key: *const ServiceKey, flags: u32) -> u64 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    match unsafe { key.as_ref() } {
+        Some(key) => route(key, Row { flags, ..Row::NONE }, writes()),
+        None => NO_ROUTE,
+    }
+}
+
+/// As [`route`], for where it is rarely asked.
+#[inline(always)]
+pub(super) fn route_seldom(key: &ServiceKey, row: Row) -> u64 {
+    find_route(key, row.flags)
+}
+
+/// The entry of an exact service.
+#[inline(always)]
+fn service(key: &ServiceKey, writes: u64) -> u64 {
     let check = key.check();
-    match route_once(key, check) {
-        NO_ROUTE if !is_final(writes) => route_once(key, check),
+    match service_once(key, check) {
+        NO_ROUTE if !is_final(writes) => service_once(key, check),
         found => found,
     }
 }
 
 /// No entry. Policies are numbers below 2^24.
 pub(super) const NO_ROUTE: u64 = u64::MAX;
+
+/// The longest prefix that covers the destination of a key.
+///
+/// Once is enough: a trie, unlike a hash, hides nothing while it is written. Each node is complete before one pointer
+/// puts it in its place, takes the place of another, or takes one away; a walk that stands on a node that has just been
+/// replaced goes on by the same children (`kernel/bpf/lpm_trie.c`: `trie_update_elem`, `trie_delete_elem`). Nor does a
+/// value become another key's within a run: nodes are freed behind a grace period. Who replaces an entry must not
+/// delete it first, or a shorter prefix takes its packets meanwhile.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn find_prefix(key: *const ServiceKey) -> u64 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    let Some(key) = (unsafe { key.as_ref() }) else {
+        return NO_ROUTE;
+    };
+    let [a, b, c, d] = words(&key.address);
+    let family = u32::from_ne_bytes([key.family, 0, 0, 0]);
+    let bits = PrefixKey::HEAD + 128;
+    let words = [bits, key.ifindex.to_be(), family, a, b, c, d];
+    // SAFETY: words without padding, in the order of the fields of both.
+    let (trie_key, key) = unsafe {
+        (
+            &*words.as_ptr().cast::<Key<[u32; 6]>>(),
+            &*words.as_ptr().cast::<PrefixKey>(),
+        )
+    };
+    let Some(value) = maps::PREFIXES.get(trie_key) else {
+        return NO_ROUTE;
+    };
+    let value: *const PrefixEntry = value;
+    // SAFETY: a map value.
+    let (check, length, policy, flags) = unsafe {
+        (
+            once(&raw const (*value).check),
+            once(&raw const (*value).length),
+            once(&raw const (*value).policy),
+            once(&raw const (*value).flags),
+        )
+    };
+    if length <= 128 && check == key.check_of(length) {
+        u64::from(flags) << 32 | u64::from(policy)
+    } else {
+        NO_ROUTE
+    }
+}
 
 /// The policy of what [`route`] gave.
 #[inline(always)]
@@ -149,7 +260,7 @@ pub(super) const fn flags_of(route: u64) -> u32 {
 }
 
 #[inline(always)]
-fn route_once(key: &ServiceKey, check: u32) -> u64 {
+fn service_once(key: &ServiceKey, check: u32) -> u64 {
     let Some(value) = maps::SERVICES.get_ptr(key) else {
         return NO_ROUTE;
     };
@@ -165,11 +276,60 @@ fn route_once(key: &ServiceKey, check: u32) -> u64 {
     }
 }
 
-/// Whether some port of an address is claimed.
+/// Whether some packet to the destination of this key would be captured, whatever its protocol and ports.
 #[inline(always)]
-pub(super) fn is_claimed(key: &ServiceKey) -> bool {
-    let route = route_seldom(key);
-    route != NO_ROUTE && flags_of(route) & RouteEntry::CLAIM != 0
+pub(super) fn is_claimed(key: &FlowKey, row: Row) -> bool {
+    let claim = ServiceKey::claim(key.ifindex, key.family, key.destination);
+    find_claim(&claim, row.flags) != 0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn find_claim(claim: *const ServiceKey, flags: u32) -> u32 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    let Some(key) = (unsafe { claim.as_ref() }) else {
+        return 0;
+    };
+    let row = Row { flags, ..Row::NONE };
+    let found = if row.flags & ConsumerRow::HAS_SERVICES != 0 {
+        service(key, writes())
+    } else {
+        NO_ROUTE
+    };
+    let is_claimed = found != NO_ROUTE || has_prefixes(row, key.family) && find_prefix(key) != NO_ROUTE;
+    u32::from(is_claimed && !is_local(key))
+}
+
+/// Whether the address of a key is one of the node's own: those are never captured, or the answers to the node's own
+/// questions would be, and the node could not be reached.
+#[inline(always)]
+pub(super) fn is_local(key: &ServiceKey) -> bool {
+    find_local(key) != 0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn find_local(key: *const ServiceKey) -> u32 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    let Some(key) = (unsafe { key.as_ref() }) else {
+        return 0;
+    };
+    let writes = writes();
+    let [a, b, c, d] = words(&key.address);
+    let family = u32::from_ne_bytes([key.family, 0, 0, 0]);
+    // SAFETY: words without padding, in the order of the fields.
+    let key = unsafe { core::mem::transmute::<[u32; 5], LocalKey>([family, a, b, c, d]) };
+    let found = local_once(&key) || !is_final(writes) && local_once(&key);
+    u32::from(found)
+}
+
+#[inline(always)]
+fn local_once(key: &LocalKey) -> bool {
+    match maps::LOCALS.get_ptr(key) {
+        // SAFETY: a map value.
+        Some(value) => unsafe { once(value) == key.check() },
+        None => false,
+    }
 }
 
 /// Whether the source of a packet is one of the interface's own addresses.

@@ -77,12 +77,21 @@ pub(super) fn read(skb: *mut __sk_buff) -> Probe {
 /// Tells the agent what would have been done.
 #[inline(always)]
 pub(super) fn answer(skb: *mut __sk_buff, decision: &Decision) {
-    // SAFETY: the kernel hands a valid context to the program; cb[] is the program's to write.
+    let words = [
+        decision.verdict as u32,
+        decision.target,
+        decision.policy,
+        decision.generation,
+        decision.backend,
+    ];
+    // SAFETY: the kernel hands a valid context to the program; cb[] is the program's to write, a word at a time: of zeroes
+    // the compiler would make the call of a `memset`, which may not have a part of the context.
     unsafe {
-        (*skb).cb[0] = decision.verdict as u32;
-        (*skb).cb[1] = decision.target;
-        (*skb).cb[2] = decision.policy;
-        (*skb).cb[3] = decision.generation;
-        (*skb).cb[4] = decision.backend;
+        let cb = (&raw mut (*skb).cb).cast::<u32>();
+        cb.write_volatile(words[0]);
+        cb.add(1).write_volatile(words[1]);
+        cb.add(2).write_volatile(words[2]);
+        cb.add(3).write_volatile(words[3]);
+        cb.add(4).write_volatile(words[4]);
     }
 }

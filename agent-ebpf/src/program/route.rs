@@ -4,13 +4,13 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use holdfast_ebpf::abi::{
-    Backend, ConsumerRow, Flow, PolicySlot, RouteEntry, Selector, ServiceKey, Target, Verdict, control,
-    generation_at_least,
+    Backend, ConsumerRow, FAMILY_V4, Flow, PolicySlot, RouteEntry, Selector, ServiceKey, Target, Verdict,
+    control, generation_at_least,
 };
 
 use super::decide::Packet;
-use super::flow::Kept;
 use super::lookup::{self, NO_ROUTE, Row};
+use super::rewrite::Rewrite;
 use super::{Decision, flow, maps, once};
 
 /// A producer, read once.
@@ -19,6 +19,8 @@ pub(super) struct Producer {
     pub(super) backend: u32,
     pub(super) token: u64,
     pub(super) ifindex: u32,
+    /// Where packets leave to it as a neighbour; 0 = to the peer of `ifindex`.
+    pub(super) device: u32,
     pub(super) mac: u64,
 }
 
@@ -27,6 +29,7 @@ impl Producer {
         backend: 0,
         token: 0,
         ifindex: 0,
+        device: 0,
         mac: 0,
     };
 }
@@ -59,10 +62,10 @@ pub(super) fn is_expired(slot: *const PolicySlot) -> bool {
     bound != 0 && now > current && now - current > bound
 }
 
-/// Decides on a request that belongs to no established flow, and makes its flow. `kept`: the producer of one whose
+/// Decides on a request that belongs to no established flow, and makes its flow. `is_known`: it has one in `space`, whose
 /// route may have changed.
 #[inline(always)]
-pub(super) fn of_request(packet: Packet<'_>, kept: Kept, space: &mut MaybeUninit<Flow>) -> Decision {
+pub(super) fn of_request(packet: Packet<'_>, is_known: bool, space: &mut MaybeUninit<Flow>) -> Decision {
     let key = &packet.headers.key;
     let service = ServiceKey {
         ifindex: key.ifindex,
@@ -71,8 +74,8 @@ pub(super) fn of_request(packet: Packet<'_>, kept: Kept, space: &mut MaybeUninit
         family: key.family,
         address: key.destination,
     };
-    let entry = lookup::route(&service, packet.writes);
-    if entry == NO_ROUTE || lookup::flags_of(entry) & RouteEntry::CLAIM != 0 {
+    let entry = lookup::route(&service, packet.row, packet.writes);
+    if entry == NO_ROUTE || lookup::is_local(&service) {
         return Decision::new(Verdict::Pass);
     }
     let policy = lookup::policy_of(entry);
@@ -99,25 +102,46 @@ pub(super) fn of_request(packet: Packet<'_>, kept: Kept, space: &mut MaybeUninit
         decision.verdict = Verdict::DropSpoofed;
         return decision;
     }
-    let keeps = kept.producer.token != 0 && kept.policy == policy;
-    let producer = if keeps {
-        kept.producer
-    } else {
-        choose(packet, policy, selector)
-    };
+    let mut producer = Producer::NONE;
+    let mut port = 0;
+    if is_known {
+        // SAFETY: known, and so filled in.
+        let flow = unsafe { space.assume_init_ref() };
+        producer = flow::kept(packet, flow, policy);
+        port = flow.port;
+    }
+    let keeps = producer.token != 0;
+    if !keeps {
+        port = 0;
+        producer = choose(packet, policy, selector);
+    }
     if producer.token == 0 {
         decision.verdict = closed(flags, Verdict::DropNoProducer);
         return decision;
     }
-    decision.target = producer.ifindex;
-    decision.mac = producer.mac;
-    decision.backend = producer.backend;
-    decision.verdict = if packet.probe.is_one() {
-        Verdict::Delivered
+    decision.deliver_to(&producer);
+    if packet.probe.is_one() {
+        decision.verdict = Verdict::Delivered;
+        return decision;
+    }
+    decision.verdict = flow::open(packet, policy, producer, !keeps, port, space);
+    // SAFETY: `open` writes it first of all, but where the rate binds; nothing is rewritten then.
+    decision.rewrite = if decision.verdict == Verdict::Delivered {
+        Rewrite::of(packet.headers, unsafe { space.assume_init_ref() })
     } else {
-        flow::open(packet, policy, producer, !keeps, space)
+        Rewrite::NONE
     };
     decision
+}
+
+impl Decision {
+    #[inline(always)]
+    pub(super) const fn deliver_to(&mut self, producer: &Producer) {
+        self.target = producer.ifindex;
+        self.device = producer.device;
+        self.mac = producer.mac;
+        self.backend = producer.backend;
+    }
 }
 
 /// Answers a probe of a set: no row, no route.
@@ -135,9 +159,7 @@ pub(super) fn of_set(packet: Packet<'_>) -> Decision {
     let producer = choose(packet, policy, selector);
     if producer.token != 0 {
         decision.verdict = Verdict::Delivered;
-        decision.target = producer.ifindex;
-        decision.mac = producer.mac;
-        decision.backend = producer.backend;
+        decision.deliver_to(&producer);
     }
     decision
 }
@@ -194,11 +216,13 @@ fn choose(packet: Packet<'_>, policy: u32, selector: u64) -> Producer {
             backend_mac(value),
         )
     };
+    // SAFETY: a map value.
+    let way = unsafe { way_to(value, target.kind, packet.headers.key.family) };
     // A member of the set that the selector names: a slot that has not been written since says nothing.
     let member = owner == policy && generation_at_least(target.last_generation, selector.generation);
     // A consumer is never its own producer. A set as such has no consumer: any device that holds the program is asked.
     let own = target.ifindex == packet.headers.key.ifindex && !probe.is_of_set();
-    if token == 0 || !member || target.kind != Target::PEER || own {
+    if token == 0 || !member || way == NO_WAY || own {
         return Producer::NONE;
     }
     if lookup::token(target.ifindex, token) != token {
@@ -211,7 +235,37 @@ fn choose(packet: Packet<'_>, policy: u32, selector: u64) -> Producer {
         backend,
         token,
         ifindex: target.ifindex,
+        device: way as u32,
         mac,
+    }
+}
+
+/// Nothing can be delivered to the backend.
+pub(super) const NO_WAY: u64 = u64::MAX;
+
+/// Where packets of a family leave for a backend as [`Producer::device`], or [`NO_WAY`].
+///
+/// # Safety
+/// `value` is a map value.
+#[inline(always)]
+pub(super) unsafe fn way_to(value: *const Backend, kind: u8, family: u8) -> u64 {
+    if kind == Target::PEER {
+        return 0;
+    }
+    // SAFETY: a map value. Both addresses lie at multiples of eight.
+    let (device, v4, v6) = unsafe {
+        let v6 = (&raw const (*value).address_v6).cast::<u64>();
+        (
+            once(&raw const (*value).device),
+            u64::from(once((&raw const (*value).address_v4).cast::<u32>())),
+            once(v6) | once(v6.add(1)),
+        )
+    };
+    let address = if family == FAMILY_V4 { v4 } else { v6 };
+    if kind == Target::NEIGH && device != 0 && address != 0 {
+        u64::from(device)
+    } else {
+        NO_WAY
     }
 }
 
