@@ -1,6 +1,7 @@
-//! The link monitor against the kernel, in network namespaces of its own.
+//! The monitor of links and addresses against the kernel, in network namespaces of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ suite! {
     what_is_not_the_kernels_is_not_believed,
     an_overrun_is_mended_at_once_and_said_once,
     changes_without_end_end_right,
+    addresses_are_followed,
+    addresses_go_with_their_device,
+    addresses_that_an_overrun_hid_are_found,
 }
 
 const X: End<'_> = End {
@@ -44,8 +48,10 @@ struct Watch {
     monitor: Monitor,
     /// What the news make of the devices.
     links: BTreeMap<Ifindex, Link>,
-    /// All of them.
+    /// All of them that are about devices.
     news: Vec<LinkNews>,
+    /// The node's own addresses, as they were told last.
+    locals: Option<BTreeSet<IpAddr>>,
 }
 
 impl Watch {
@@ -57,6 +63,7 @@ impl Watch {
             monitor,
             links: BTreeMap::new(),
             news: Vec::new(),
+            locals: None,
         })
     }
 
@@ -74,6 +81,10 @@ impl Watch {
             }
             LinkNews::Present(link) => _ = self.links.insert(link.ifindex, link.clone()),
             LinkNews::Gone(ifindex) => _ = self.links.remove(ifindex),
+            LinkNews::Locals(addresses) => {
+                self.locals = Some(addresses.clone());
+                return Ok(true);
+            }
         }
         self.news.push(news);
         Ok(true)
@@ -85,8 +96,9 @@ impl Watch {
             let left = end.saturating_duration_since(Instant::now());
             ensure!(
                 self.next(left)?,
-                "not within {EVENT_BUDGET:?}: {what}; known: {:?}",
-                self.links
+                "not within {EVENT_BUDGET:?}: {what}; known: {:?}, {:?}",
+                self.links,
+                self.locals
             );
         }
         Ok(())
@@ -96,6 +108,15 @@ impl Watch {
     fn settle(&mut self) -> anyhow::Result<()> {
         while self.next(Duration::from_millis(100))? {}
         Ok(())
+    }
+
+    /// These are the node's own addresses, and no others.
+    fn until_locals(&mut self, what: &str, addresses: &[&str]) -> anyhow::Result<()> {
+        let wanted: BTreeSet<IpAddr> = addresses
+            .iter()
+            .map(|address| address.parse())
+            .collect::<Result<_, _>>()?;
+        self.until(what, |watch| watch.locals.as_ref() == Some(&wanted))
     }
 
     fn named(&self, name: &str) -> Option<&Link> {
@@ -316,14 +337,15 @@ fn what_is_not_the_kernels_is_not_believed() -> anyhow::Result<()> {
     })
 }
 
-/// Ports of the sockets of this namespace that hear of links.
+/// Ports of the sockets of this namespace that hear of links and addresses.
 fn subscribers() -> anyhow::Result<Vec<u32>> {
     let table = std::fs::read_to_string("/proc/thread-self/net/netlink")?;
     let ports: Vec<u32> = table
         .lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            let [_, "0", port, "00000001", ..] = fields.as_slice() else {
+            // RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR.
+            let [_, "0", port, "00000111", ..] = fields.as_slice() else {
                 return None;
             };
             port.parse().ok()
@@ -451,5 +473,71 @@ fn changes_without_end_end_right() -> anyhow::Result<()> {
             ensure!(down && watch.links.len() == 502, "not what is there");
             Ok(())
         })
+    })
+}
+
+fn addresses_are_followed() -> anyhow::Result<()> {
+    scene(|rtnl, _| {
+        rtnl.up("lo")?;
+        rtnl.simple("hfbr", "bridge")?;
+        rtnl.address("hfbr", "10.7.0.1".parse()?, 24)?;
+        let mut watch = Watch::start(Options::default())?;
+        let at_start = ["127.0.0.1", "::1", "10.7.0.1"];
+        watch.until_locals("those that were there before", &at_start)?;
+
+        rtnl.up("hfbr")?;
+        // No duplicate address check ends while there is no carrier: it stays tentative.
+        rtnl.tentative_address("hfbr", "fd07::1".parse()?, 64)?;
+        rtnl.address("hfbr", "10.7.0.2".parse()?, 32)?;
+        let more = ["127.0.0.1", "::1", "10.7.0.1", "10.7.0.2", "fd07::1"];
+        watch.until_locals("new ones of both families, tentative too", &more)?;
+
+        // One address, two networks: the first that goes changes nothing.
+        rtnl.address("hfbr", "10.7.0.1".parse()?, 16)?;
+        rtnl.delete_address("hfbr", "10.7.0.1".parse()?, 24)?;
+        rtnl.delete_address("hfbr", "fd07::1".parse()?, 64)?;
+        watch.until_locals("one gone", &["127.0.0.1", "::1", "10.7.0.1", "10.7.0.2"])?;
+        rtnl.delete_address("hfbr", "10.7.0.1".parse()?, 16)?;
+        watch.until_locals("the other gone", &["127.0.0.1", "::1", "10.7.0.2"])?;
+        ensure!(watch.monitor.counters.overruns() + watch.monitor.counters.resyncs() == 0);
+        Ok(())
+    })
+}
+
+fn addresses_go_with_their_device() -> anyhow::Result<()> {
+    scene(|rtnl, elsewhere| {
+        for name in ["hfdead", "hfmoved"] {
+            rtnl.veth(End { name, ..End::default() }, PEER, Some(elsewhere.net()))?;
+            Rtnl::open(elsewhere)?.rename("eth0", &format!("{name}p"))?;
+        }
+        rtnl.address("hfdead", "10.7.0.1".parse()?, 24)?;
+        rtnl.address("hfdead", "fd07::1".parse()?, 64)?;
+        rtnl.address("hfmoved", "10.7.0.1".parse()?, 24)?;
+        rtnl.address("hfmoved", "10.8.0.1".parse()?, 24)?;
+        rtnl.address("hfmoved", "fd08::1".parse()?, 64)?;
+        let mut watch = Watch::start(Options::default())?;
+        watch.until_locals("there", &["10.7.0.1", "10.8.0.1", "fd07::1", "fd08::1"])?;
+        rtnl.delete("hfdead")?;
+        watch.until_locals("a device is deleted", &["10.7.0.1", "10.8.0.1", "fd08::1"])?;
+        rtnl.move_to("hfmoved", elsewhere.net())?;
+        watch.until_locals("a device is moved away", &[])
+    })
+}
+
+fn addresses_that_an_overrun_hid_are_found() -> anyhow::Result<()> {
+    scene(|rtnl, _| {
+        rtnl.simple("hfbr", "bridge")?;
+        rtnl.address("hfbr", "10.7.0.1".parse()?, 24)?;
+        let mut watch = Watch::start(small())?;
+        watch.until_locals("there", &["10.7.0.1"])?;
+        // The reader pauses.
+        rtnl.delete_address("hfbr", "10.7.0.1".parse()?, 24)?;
+        for n in 0..STORM / 4 {
+            rtnl.set_alias("hfbr", if n % 2 == 0 { "a" } else { "b" })?;
+        }
+        rtnl.address("hfbr", "10.7.0.2".parse()?, 24)?;
+        watch.until_locals("after the overrun", &["10.7.0.2"])?;
+        ensure!(watch.monitor.counters.overruns() >= 1, "there was no overrun");
+        Ok(())
     })
 }

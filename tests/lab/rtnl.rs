@@ -3,7 +3,7 @@
 //! Requests are put together by hand (`linux/rtnetlink.h`, `linux/if_link.h`): the tests must not speak to the kernel
 //! through the code that they test, and 5,000 devices are made in a second.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, bail};
@@ -292,20 +292,51 @@ impl Rtnl {
     /// # Errors
     /// The kernel's refusal.
     pub fn address(&mut self, device: &str, address: IpAddr, prefix: u8) -> anyhow::Result<()> {
-        let ifindex = self.ifindex(device)?;
-        let mut request = Request::new(libc::RTM_NEWADDR, CREATE);
         let flags = if address.is_ipv6() {
             libc::IFA_F_NODAD as u8
         } else {
             0
         };
+        let request = Request::new(libc::RTM_NEWADDR, CREATE);
+        self.own(request, device, address, prefix, flags)
+            .with_context(|| format!("cannot add {address}/{prefix} to {device}"))
+    }
+
+    /// Adds an IPv6 address that must pass its duplicate address check before it can be used.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn tentative_address(&mut self, device: &str, address: Ipv6Addr, prefix: u8) -> anyhow::Result<()> {
+        let request = Request::new(libc::RTM_NEWADDR, CREATE);
+        self.own(request, device, address.into(), prefix, 0)
+            .with_context(|| format!("cannot add {address}/{prefix} to {device}"))
+    }
+
+    /// Takes an address away.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn delete_address(&mut self, device: &str, address: IpAddr, prefix: u8) -> anyhow::Result<()> {
+        let request = Request::new(libc::RTM_DELADDR, REQUEST);
+        self.own(request, device, address, prefix, 0)
+            .with_context(|| format!("cannot take {address}/{prefix} from {device}"))
+    }
+
+    fn own(
+        &mut self,
+        mut request: Request,
+        device: &str,
+        address: IpAddr,
+        prefix: u8,
+        flags: u8,
+    ) -> anyhow::Result<()> {
+        let ifindex = self.ifindex(device)?;
         request.bytes(&[family(address), prefix, flags, libc::RT_SCOPE_UNIVERSE]);
         request.bytes(&ifindex.to_ne_bytes());
         let bytes = octets(address);
         request.attribute(libc::IFA_LOCAL, &bytes);
         request.attribute(libc::IFA_ADDRESS, &bytes);
         self.ask(request)
-            .with_context(|| format!("cannot add {address}/{prefix} to {device}"))
     }
 
     /// Adds a route: `prefix` 0 is the default. A gateway is taken as reachable on the device.

@@ -244,6 +244,7 @@ impl Driver {
                     LinkNews::Dump(links) => Event::LinkDump(links),
                     LinkNews::Present(link) => Event::Link(link),
                     LinkNews::Gone(ifindex) => Event::LinkGone(ifindex),
+                    LinkNews::Locals(addresses) => Event::Locals(addresses),
                 };
                 self.engine.handle(event, now);
             }
@@ -267,7 +268,7 @@ impl Driver {
         let ifindex = match news {
             LinkNews::Present(link) => link.ifindex,
             LinkNews::Gone(ifindex) => *ifindex,
-            LinkNews::Dump(_) => return,
+            LinkNews::Dump(_) | LinkNews::Locals(addresses) => Event::Locals(addresses),
         };
         for waiter in &mut self.waiters {
             waiter.link_seen |= waiter.ifindex == ifindex;

@@ -1,9 +1,10 @@
-//! Network devices, as the kernel tells of them.
+//! Network devices and the node's own addresses, as the kernel tells of them.
 //!
-//! [`Monitor::start`] subscribes to the link notifications of this network namespace first and asks for a dump then,
-//! on another socket. What it says comes out of one bounded queue; a slow reader loses no meaning, because what waits
+//! [`Monitor::start`] subscribes to the notifications of this network namespace first and asks for dumps then, on another
+//! socket. What it says comes out of one bounded queue; a slow reader loses no meaning, because what waits
 //! is kept once per device. The kernel's messages are spoken here and nowhere else.
 
+mod addresses;
 mod dump;
 pub mod find;
 mod monitor;
@@ -16,6 +17,7 @@ pub mod tc;
 pub mod fake;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,6 +34,8 @@ pub enum LinkNews {
     Present(Link),
     /// A device is gone, or moved to another namespace.
     Gone(Ifindex),
+    /// All addresses of the node, of whatever device and in whatever state, but link-local ones.
+    Locals(BTreeSet<IpAddr>),
 }
 
 /// How a monitor is run.
@@ -74,7 +78,7 @@ impl Counters {
         self.overruns.load(Ordering::Relaxed)
     }
 
-    /// Complete dumps beyond the first.
+    /// Complete dumps of devices beyond the first.
     #[must_use]
     pub fn resyncs(&self) -> u64 {
         self.resyncs.load(Ordering::Relaxed)

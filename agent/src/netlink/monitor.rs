@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::dump::{Question, request};
 use super::socket::{Received, Socket};
-use super::state::{Finished, State, Trouble};
+use super::state::{Dumped, Finished, State, Trouble};
 use super::{Asks, Counters, LinkNews, NetlinkError, Options};
 
 /// Trouble that comes later than this after the last is a new burst.
@@ -48,7 +48,8 @@ pub(super) fn spawn(
         counters,
         state: State::default(),
         sequence: 0,
-        dump_wanted: true,
+        links_wanted: true,
+        addresses_wanted: true,
         dumped: false,
         interruptions: 0,
         not_before: now,
@@ -115,10 +116,13 @@ struct Task {
     questions: Option<Socket>,
     /// Number of the last question.
     sequence: u32,
-    dump_wanted: bool,
-    /// There was a complete dump.
+    /// A dump of devices is to be asked for.
+    links_wanted: bool,
+    /// A dump of addresses is to be asked for.
+    addresses_wanted: bool,
+    /// There was a complete dump of devices.
     dumped: bool,
-    /// Dumps in a row that were interrupted.
+    /// Dumps of devices in a row that were interrupted.
     interruptions: u32,
     /// Sockets are not opened and no dump is begun before this.
     not_before: Instant,
@@ -205,14 +209,24 @@ impl Task {
         if self.questions.is_none() {
             return Ok(());
         }
-        let due = self.dump_wanted && now >= self.not_before && self.subscription.is_some();
-        if due && !self.state.dumping() {
-            self.question(Question::All).map_err(failed)?;
+        // One dump at a time: of a second one on the same socket the kernel says EBUSY.
+        let due = now >= self.not_before && self.subscription.is_some() && !self.state.dumping();
+        if due && let Some(dump) = self.wanted() {
+            self.question(dump).map_err(failed)?;
         }
         while let Some(ifindex) = self.state.next_ask() {
             self.question(Question::One(ifindex)).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// The dump that is to be asked for next: devices first.
+    fn wanted(&self) -> Option<Question> {
+        if self.links_wanted {
+            Some(Question::All)
+        } else {
+            self.addresses_wanted.then_some(Question::Addresses)
+        }
     }
 
     fn question(&mut self, what: Question) -> Result<(), NetlinkError> {
@@ -222,8 +236,13 @@ impl Task {
         // Noted before it is sent: a refused question comes back when the socket is replaced.
         match what {
             Question::All => {
-                self.state.dump_begun(self.sequence);
-                self.dump_wanted = false;
+                self.state.dump_begun(Dumped::Links, self.sequence);
+                self.links_wanted = false;
+                self.heard = now;
+            }
+            Question::Addresses => {
+                self.state.dump_begun(Dumped::Addresses, self.sequence);
+                self.addresses_wanted = false;
                 self.heard = now;
             }
             Question::One(ifindex) => {
@@ -297,6 +316,14 @@ impl Task {
     }
 
     fn finished(&mut self, finished: Finished, now: Instant) {
+        if finished.what == Dumped::Addresses {
+            if finished.interrupted {
+                // Single addresses cannot be asked for: again, until one is whole.
+                self.addresses_wanted = true;
+                self.not_before = self.not_before.max(now + spacing(1));
+            }
+            return;
+        }
         if self.dumped {
             Counters::count(&self.counters.resyncs);
         }
@@ -307,7 +334,7 @@ impl Task {
             0
         };
         if (1..=INTERRUPTIONS).contains(&self.interruptions) {
-            self.dump_wanted = true;
+            self.links_wanted = true;
             self.not_before = self.not_before.max(now + spacing(self.interruptions));
         }
     }
@@ -324,7 +351,7 @@ impl Task {
 
     fn deadline(&self) -> Instant {
         let idle = self.subscription.is_none() || self.questions.is_none();
-        let mend = idle || (self.dump_wanted && !self.state.dumping());
+        let mend = idle || (self.wanted().is_some() && !self.state.dumping());
         let deadlines = [
             self.state
                 .dumping()
@@ -351,7 +378,8 @@ impl Task {
                 reason
             }
         };
-        self.dump_wanted = true;
+        self.links_wanted = true;
+        self.addresses_wanted = true;
         if matches!(reason, Reason::Overrun) {
             Counters::count(&self.counters.overruns);
         }
@@ -360,7 +388,7 @@ impl Task {
         if new_burst {
             self.tries = 0;
             Counters::count(&self.counters.bursts);
-            tracing::warn!(%reason, "link notifications are incomplete: subscribing and dumping anew");
+            tracing::warn!(%reason, "notifications of links and addresses are incomplete: subscribing and dumping anew");
         }
         self.not_before = now + spacing(self.tries);
         self.tries = self.tries.saturating_add(1);

@@ -1,13 +1,18 @@
-//! From the bytes of a datagram to messages about devices.
+//! From the bytes of a datagram to messages about devices and addresses.
 //!
 //! Only the attributes that we use are read, each with its length checked: an attribute that a newer kernel adds, or
 //! makes longer, must never turn every message into an undecodable one. All numbers are in host byte order
-//! (`linux/netlink.h`, `linux/rtnetlink.h`, `linux/if_link.h`).
+//! (`linux/netlink.h`, `linux/rtnetlink.h`, `linux/if_link.h`, `linux/if_addr.h`), addresses in network order.
+
+use std::net::IpAddr;
 
 use holdfast_engine::model::{Ifindex, Link, LinkKind, Mac};
 
+use super::addresses::Own;
+
 const NLMSG_HEADER: usize = 16;
 const IFINFO_HEADER: usize = 16;
+const IFADDR_HEADER: usize = 8;
 const ATTRIBUTE_HEADER: usize = 4;
 
 const NLMSG_NOOP: u16 = libc::NLMSG_NOOP as u16;
@@ -24,7 +29,7 @@ const ATTRIBUTE_TYPE: u16 = 0x3fff;
 pub(super) struct Message {
     /// Which request it answers; 0 for a notification.
     pub(super) sequence: u32,
-    /// The list of devices changed while it was being dumped (`NLM_F_DUMP_INTR`).
+    /// What is being dumped changed meanwhile (`NLM_F_DUMP_INTR`).
     pub(super) interrupted: bool,
     /// What it says.
     pub(super) content: Content,
@@ -41,6 +46,10 @@ pub(super) enum Content {
     Unreadable(Ifindex),
     /// A device is gone from this namespace.
     Gone(Ifindex),
+    /// The node has an address, whatever its state: a tentative one is its own already.
+    Address(Own),
+    /// It has it no more.
+    AddressGone(Own),
     /// End of a dump; an errno if the kernel gave up in the middle, else 0.
     Done(i32),
     /// A request was refused with this errno, or acknowledged with 0.
@@ -115,6 +124,7 @@ fn take_message(bytes: &[u8]) -> Result<(Message, &[u8]), Malformed> {
         NLMSG_OVERRUN => Content::Overrun,
         NLMSG_NOOP => Content::Other,
         libc::RTM_NEWLINK | libc::RTM_DELLINK => link_message(kind, payload)?,
+        libc::RTM_NEWADDR | libc::RTM_DELADDR => address_message(kind, payload)?,
         _ => Content::Other,
     };
     let message = Message {
@@ -190,6 +200,51 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
     } else {
         Content::Present(link)
     })
+}
+
+fn address_message(kind: u16, payload: &[u8]) -> Result<Content, Malformed> {
+    let attributes = payload.get(IFADDR_HEADER..).ok_or(Malformed)?;
+    let (family, length) = (payload.first().copied(), payload.get(1).copied());
+    let family = family.map(i32::from).ok_or(Malformed)?;
+    if family != libc::AF_INET && family != libc::AF_INET6 {
+        return Ok(Content::Other);
+    }
+    let ifindex = u32_at(payload, 4).ok_or(Malformed)?;
+    let (mut local, mut other) = (None, None);
+    for attribute in (Attributes { rest: attributes }) {
+        let (kind_of, value) = attribute.ok_or(Malformed)?;
+        match kind_of {
+            libc::IFA_LOCAL => local = Some(ip_address(family, value)?),
+            libc::IFA_ADDRESS => other = Some(ip_address(family, value)?),
+            _ => {}
+        }
+    }
+    // `IFA_LOCAL` is the own address wherever it is there; IPv6 leaves it out where there is no peer, and then
+    // `IFA_ADDRESS` is. The address of nobody, which IPv4 allows, has neither.
+    let Some(address) = local.or(other) else {
+        return Ok(Content::Other);
+    };
+    let network = (family == libc::AF_INET).then_some(length.zip(other)).flatten();
+    let own = Own {
+        address,
+        ifindex,
+        network,
+    };
+    Ok(if kind == libc::RTM_NEWADDR {
+        Content::Address(own)
+    } else {
+        Content::AddressGone(own)
+    })
+}
+
+fn ip_address(family: i32, value: &[u8]) -> Result<IpAddr, Malformed> {
+    if family == libc::AF_INET {
+        let octets: [u8; 4] = value.try_into().map_err(|_| Malformed)?;
+        Ok(octets.into())
+    } else {
+        let octets: [u8; 16] = value.try_into().map_err(|_| Malformed)?;
+        Ok(octets.into())
+    }
 }
 
 /// The value of `IFLA_INFO_KIND` within `IFLA_LINKINFO`; the outer `None` = malformed.
@@ -392,6 +447,70 @@ mod tests {
         );
     }
 
+    fn own(address: &str, ifindex: Ifindex, network: Option<(u8, &str)>) -> Own {
+        Own {
+            address: address.parse().unwrap(),
+            ifindex,
+            network: network.map(|(length, address)| (length, address.parse().unwrap())),
+        }
+    }
+
+    #[test]
+    fn addresses_with_and_without_a_peer() {
+        for (hex, address) in [
+            (
+                include_str!("recorded/v4_address.hex"),
+                own("10.0.0.1", 2, Some((24, "10.0.0.1"))),
+            ),
+            (
+                include_str!("recorded/v4_peer.hex"),
+                own("10.0.1.1", 2, Some((32, "10.0.1.2"))),
+            ),
+            (include_str!("recorded/v6_tentative.hex"), own("fd00::3", 2, None)),
+            (include_str!("recorded/v6_peer.hex"), own("fd00::1", 2, None)),
+        ] {
+            assert_eq!(contents(&recorded(hex)), [Content::Address(address)]);
+        }
+        assert_eq!(
+            contents(&recorded(include_str!("recorded/v4_address_gone.hex"))),
+            [Content::AddressGone(own("10.0.0.1", 2, Some((24, "10.0.0.1"))))]
+        );
+    }
+
+    #[test]
+    fn a_dump_of_addresses_has_both_families() {
+        let said = contents(&recorded(include_str!("recorded/address_dump.hex")));
+        let addresses = [
+            own("127.0.0.1", 1, Some((8, "127.0.0.1"))),
+            own("10.0.1.1", 2, Some((32, "10.0.1.2"))),
+            own("::1", 1, None),
+            own("fd00::3", 2, None),
+            own("fd00::1", 2, None),
+            own("fe80::e02b:3bff:fe39:6f28", 2, None),
+        ];
+        assert_eq!(said, addresses.map(Content::Address));
+    }
+
+    #[test]
+    fn an_address_that_makes_no_sense_is_not_guessed() {
+        let good = recorded(include_str!("recorded/v4_address.hex"));
+        // The attribute IFA_ADDRESS is the first: its length, then its family.
+        let mut long = good.clone();
+        long[24] = 0xff;
+        assert_eq!(messages(&long).next(), Some(Err(Malformed)));
+        let mut other_family = good.clone();
+        other_family[16] = libc::AF_INET6 as u8;
+        assert_eq!(messages(&other_family).next(), Some(Err(Malformed)));
+        let mut unknown_family = good.clone();
+        unknown_family[16] = libc::AF_PHONET as u8;
+        assert_eq!(contents(&unknown_family), [Content::Other]);
+        // Neither IFA_ADDRESS nor IFA_LOCAL: 0.0.0.0.
+        let mut nobodys = good;
+        nobodys.truncate(24);
+        nobodys[..4].copy_from_slice(&24_u32.to_ne_bytes());
+        assert_eq!(contents(&nobodys), [Content::Other]);
+    }
+
     #[test]
     fn an_attribute_of_a_newer_kernel_changes_nothing() {
         let mut datagram = recorded(VETH_UP);
@@ -425,10 +544,14 @@ mod tests {
 
         #[test]
         fn no_cut_and_no_flipped_byte_does_harm(at in 0_usize..1504, with: u8, cut in 0_usize..1504) {
-            let mut datagram = recorded(VETH_UP);
-            datagram[at] = with;
-            datagram.truncate(cut);
-            for _ in messages(&datagram) {}
+            for hex in [VETH_UP, include_str!("recorded/address_dump.hex")] {
+                let mut datagram = recorded(hex);
+                if let Some(byte) = datagram.get_mut(at) {
+                    *byte = with;
+                }
+                datagram.truncate(cut);
+                for _ in messages(&datagram) {}
+            }
         }
     }
 }

@@ -8,8 +8,13 @@ use rustix::net::sockopt;
 
 use super::NetlinkError;
 
-/// `RTNLGRP_LINK` as a bit of the mask that bind(2) takes.
-const GROUP_LINK: u32 = 1 << (libc::RTNLGRP_LINK - 1);
+/// What is subscribed to, as bits of the mask that bind(2) takes.
+const GROUPS: u32 =
+    group(libc::RTNLGRP_LINK) | group(libc::RTNLGRP_IPV4_IFADDR) | group(libc::RTNLGRP_IPV6_IFADDR);
+
+const fn group(number: libc::c_uint) -> u32 {
+    1 << (number - 1)
+}
 
 /// More than the kernel ever puts into one datagram: dumps come in at most 32 KiB (`netlink_recvmsg`), and a
 /// notification about one device without its virtual functions is about 1 KiB.
@@ -36,7 +41,7 @@ pub(super) enum Received {
 pub(super) struct Socket(TokioSocket);
 
 impl Socket {
-    /// A socket that hears of links: bound to the group before it is returned.
+    /// A socket that hears of links and addresses: bound to the groups before it is returned.
     pub(super) fn subscribe(receive_buffer: usize) -> Result<Self, NetlinkError> {
         let mut socket = open()?;
         // FORCE goes beyond the system's limit and wants CAP_NET_ADMIN; without it the limit applies.
@@ -44,7 +49,7 @@ impl Socket {
         sockopt::set_socket_recv_buffer_size_force(fd, receive_buffer)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(fd, receive_buffer))
             .map_err(|errno| failed("size the receive buffer")(errno.into()))?;
-        bind(&mut socket, GROUP_LINK)?;
+        bind(&mut socket, GROUPS)?;
         Ok(Self(socket))
     }
 

@@ -1,12 +1,13 @@
-//! What is known of the devices, what is asked, and what is still to be told. No I/O, no clock.
+//! What is known of the devices and addresses, what is asked, and what is still to be told. No I/O, no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_engine::model::{Ifindex, Link};
 
 use super::LinkNews;
+use super::addresses::Addresses;
 use super::dump::Dump;
-use super::parse::{Content, messages};
+use super::parse::{Content, Message, messages};
 
 /// Questions after single devices that may be unanswered at a time: their answers must fit into a receive buffer.
 const ASKS_AT_ONCE: usize = 32;
@@ -28,13 +29,25 @@ pub(super) enum Trouble {
 /// A dump that has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finished {
-    /// The list of devices changed meanwhile.
+    /// What was dumped.
+    pub(super) what: Dumped,
+    /// The list changed meanwhile.
     pub(super) interrupted: bool,
+}
+
+/// What a dump is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dumped {
+    /// Devices.
+    Links,
+    /// The node's own addresses.
+    Addresses,
 }
 
 /// All of it.
 #[derive(Debug, Default)]
 pub(super) struct State {
+    addresses: Addresses,
     known: BTreeMap<Ifindex, Link>,
     dump: Option<Dump>,
     to_ask: BTreeSet<Ifindex>,
@@ -69,6 +82,8 @@ impl State {
                 }
                 // Its answer may be readable; if not, what was known of it stays.
                 Content::Unreadable(ifindex) => _ = self.to_ask.insert(ifindex),
+                Content::Address(own) => self.addresses.notified(own, true),
+                Content::AddressGone(own) => self.addresses.notified(own, false),
                 Content::Overrun => return Err(Trouble::Overrun),
                 Content::Done(_) | Content::Answer(_) | Content::Other => {}
             }
@@ -87,6 +102,10 @@ impl State {
             if let Some(asked) = self.asked.get(&message.sequence) {
                 let (ifindex, overtaken) = (asked.ifindex, asked.overtaken);
                 self.ask_answered(message.sequence, ifindex, overtaken, message.content);
+                continue;
+            }
+            if self.addresses.is_dump(message.sequence) {
+                finished = self.address_dump(&message)?.or(finished);
                 continue;
             }
             let Some(dump) = self
@@ -114,28 +133,59 @@ impl State {
                     self.dump = None;
                     return Err(Trouble::Cut);
                 }
-                Content::Gone(_) | Content::Overrun | Content::Other => {}
+                Content::Gone(_)
+                | Content::Address(_)
+                | Content::AddressGone(_)
+                | Content::Overrun
+                | Content::Other => {}
             }
         }
         Ok(finished)
     }
 
+    fn address_dump(&mut self, message: &Message) -> Result<Option<Finished>, Trouble> {
+        if message.interrupted {
+            self.addresses.interrupted();
+        }
+        match message.content {
+            Content::Address(own) => self.addresses.dumped(own),
+            Content::Done(0) => {
+                return Ok(Some(Finished {
+                    what: Dumped::Addresses,
+                    interrupted: self.addresses.dump_ended(),
+                }));
+            }
+            Content::Done(_) | Content::Answer(_) => {
+                self.addresses.give_up_dump();
+                return Err(Trouble::Cut);
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
     /// A dump is under way.
     pub(super) const fn dumping(&self) -> bool {
-        self.dump.is_some()
+        self.dump.is_some() || self.addresses.dumping()
     }
 
     /// A dump was asked for.
-    pub(super) fn dump_begun(&mut self, sequence: u32) {
-        self.dump = Some(Dump {
-            sequence,
-            ..Dump::default()
-        });
+    pub(super) fn dump_begun(&mut self, what: Dumped, sequence: u32) {
+        match what {
+            Dumped::Links => {
+                self.dump = Some(Dump {
+                    sequence,
+                    ..Dump::default()
+                });
+            }
+            Dumped::Addresses => self.addresses.dump_begun(sequence),
+        }
     }
 
     /// No question will be answered any more: the dump is off, single devices are asked for again.
     pub(super) fn give_up_questions(&mut self) {
         self.dump = None;
+        self.addresses.give_up_dump();
         self.give_up_asks();
     }
 
@@ -171,12 +221,13 @@ impl State {
 
     /// Whether there is something to tell.
     pub(super) fn has_news(&self) -> bool {
-        !self.untold.is_empty()
+        !self.untold.is_empty() || self.addresses.has_news()
     }
 
     /// Takes the next thing to tell.
     pub(super) fn next_news(&mut self) -> Option<LinkNews> {
-        self.untold.next(&self.known)
+        let devices = self.untold.next(&self.known);
+        devices.or_else(|| self.addresses.next_news().map(LinkNews::Locals))
     }
 
     fn overtake(&mut self, ifindex: Ifindex) {
@@ -265,6 +316,7 @@ impl State {
         }
         self.untold.dump(&self.known);
         Finished {
+            what: Dumped::Links,
             interrupted: dump.interrupted,
         }
     }
@@ -421,12 +473,12 @@ mod tests {
 
     fn dumped(links: &[Link]) -> State {
         let mut state = State::default();
-        state.dump_begun(1);
+        state.dump_begun(Dumped::Links, 1);
         for link in links {
             assert_eq!(state.answered(&present(1, link)), Ok(None));
         }
         let interrupted = false;
-        assert_eq!(state.answered(&done(1, 0)), Ok(Some(Finished { interrupted })));
+        assert_eq!(state.answered(&done(1, 0)), Ok(Some(Finished { what: Dumped::Links, interrupted })));
         assert_eq!(news(&mut state), [LinkNews::Dump(links.to_vec())]);
         state
     }
@@ -447,7 +499,7 @@ mod tests {
     #[test]
     fn a_notification_wins_over_the_dump_that_was_under_way() {
         let mut state = dumped(&[link(2, 1), link(3, 1)]);
-        state.dump_begun(2);
+        state.dump_begun(Dumped::Links, 2);
         state.answered(&present(2, &link(2, 1))).unwrap();
         state.answered(&present(2, &link(3, 1))).unwrap();
         state.notified(&gone(2)).unwrap();
@@ -473,7 +525,7 @@ mod tests {
         // Also when a dump overtakes both.
         state.notified(&gone(2)).unwrap();
         state.notified(&present(0, &link(2, 1))).unwrap();
-        state.dump_begun(2);
+        state.dump_begun(Dumped::Links, 2);
         state.answered(&present(2, &link(2, 1))).unwrap();
         state.answered(&done(2, 0)).unwrap();
         assert_eq!(
@@ -545,12 +597,12 @@ mod tests {
     #[test]
     fn an_interrupted_dump_proves_no_absence() {
         let mut state = dumped(&[link(2, 1), link(3, 1)]);
-        state.dump_begun(2);
+        state.dump_begun(Dumped::Links, 2);
         let mut part = present(2, &link(3, 1));
         part[6..8].copy_from_slice(&(libc::NLM_F_DUMP_INTR as u16).to_ne_bytes());
         state.answered(&part).unwrap();
         let interrupted = true;
-        assert_eq!(state.answered(&done(2, 0)), Ok(Some(Finished { interrupted })));
+        assert_eq!(state.answered(&done(2, 0)), Ok(Some(Finished { what: Dumped::Links, interrupted })));
         assert_eq!(news(&mut state), [LinkNews::Dump(vec![link(2, 1), link(3, 1)])]);
         assert_eq!(state.next_ask(), Some(2));
     }
@@ -558,9 +610,9 @@ mod tests {
     #[test]
     fn a_dump_that_ends_early_changes_nothing() {
         let mut state = dumped(&[link(2, 1)]);
-        state.dump_begun(2);
+        state.dump_begun(Dumped::Links, 2);
         assert_eq!(state.answered(&done(2, libc::EINTR)), Err(Trouble::Cut));
-        state.dump_begun(3);
+        state.dump_begun(Dumped::Links, 3);
         assert_eq!(state.answered(&refused(3, libc::EBUSY)), Err(Trouble::Cut));
         assert_eq!(state.answered(&done(1, 0)), Ok(None), "an old one's end");
         assert_eq!(news(&mut state), []);
@@ -607,7 +659,7 @@ mod tests {
         let overrun = message(libc::NLMSG_OVERRUN as u16, 0, 0, &[]);
         assert_eq!(state.notified(&overrun), Err(Trouble::Overrun));
         // A dump that shows it so keeps what was known.
-        state.dump_begun(2);
+        state.dump_begun(Dumped::Links, 2);
         let mut part = nameless.clone();
         part[8..12].copy_from_slice(&2_u32.to_ne_bytes());
         state.answered(&part).unwrap();
@@ -656,7 +708,7 @@ mod tests {
                     self.overrun = false;
                     self.sequence += 1;
                     self.dump = Some(self.sequence);
-                    self.state.dump_begun(self.sequence);
+                    self.state.dump_begun(Dumped::Links, self.sequence);
                     self.make_part(1);
                 }
                 7 | 8 => _ = self.take_answer(),
@@ -724,7 +776,7 @@ mod tests {
                 }
                 Some(LinkNews::Present(link)) => _ = self.reader.insert(link.ifindex, link),
                 Some(LinkNews::Gone(ifindex)) => _ = self.reader.remove(&ifindex),
-                None => {}
+                Some(LinkNews::Locals(_)) | None => {}
             }
             news.is_some()
         }
