@@ -42,6 +42,10 @@ suite! {
     a_map_that_is_pinned_already_keeps_its_size,
     a_second_agent_is_refused,
     entries_are_written_as_a_whole_or_not_at_all,
+    prefixes_are_written_found_again_and_replaced_in_their_place,
+    a_full_trie_takes_no_more_and_still_replaces,
+    the_nodes_own_addresses_are_written_and_found_again,
+    what_is_reached_as_a_neighbour_is_found_again,
     an_interface_is_cleared_of_everything_that_is_its_own,
     pins_are_private,
     identities_are_registered_with_the_agent_up_or_down,
@@ -697,6 +701,205 @@ fn entries_are_written_as_a_whole_or_not_at_all() -> anyhow::Result<()> {
             ),
             "{full:?}"
         );
+        Ok(())
+    })
+}
+
+fn prefix(text: &str) -> anyhow::Result<RouteKey> {
+    let (address, length) = text.split_once('/').context("no length")?;
+    Ok(RouteKey::Prefix {
+        address: address.parse()?,
+        length: length.parse()?,
+    })
+}
+
+fn prefixes(texts: &[&str], entry: Entry) -> anyhow::Result<BTreeMap<RouteKey, Entry>> {
+    texts.iter().map(|text| Ok((prefix(text)?, entry))).collect()
+}
+
+fn prefixes_are_written_found_again_and_replaced_in_their_place() -> anyhow::Result<()> {
+    const NETWORKS: [&str; 7] = [
+        "0.0.0.0/0",
+        "10.0.0.0/8",
+        "10.0.0.0/16",
+        "10.0.0.1/32",
+        "::/0",
+        "fd00::/8",
+        "fd00::1/128",
+    ];
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let closed = Entry { open: false, ..OPEN };
+        let mut wanted = BTreeMap::new();
+        for (ifindex, entry) in [(7, OPEN), (8, closed)] {
+            let mut entries = prefixes(&NETWORKS, entry)?;
+            entries.extend(services([1], entry));
+            let write = Op::WriteEntries {
+                ifindex,
+                entries: entries.clone(),
+            };
+            ensure!(
+                carry_out(&kernel, &write)? == 9,
+                "seven prefixes, a service and its claim"
+            );
+            ensure!(carry_out(&kernel, &write)? == 0, "written again");
+            wanted.insert(ifindex, entries);
+        }
+        ensure!(kernel.adopt()?.entries == wanted);
+
+        // The next life finds all of them, and writes none.
+        drop(kernel);
+        let kernel = ground.open()?.kernel;
+        ensure!(kernel.adopt()?.entries == wanted, "{:?}", kernel.adopt()?.entries);
+        for (ifindex, entries) in wanted.clone() {
+            ensure!(carry_out(&kernel, &Op::WriteEntries { ifindex, entries })? == 0);
+        }
+        let stats = kernel.stats();
+        ensure!(stats.maps[pin::PREFIXES].entries == Some(14) && stats.maps[pin::PREFIXES].updates == 0);
+
+        // One changes, and those around it stay.
+        let other = Entry { policy: 9, ..OPEN };
+        for network in ["10.0.0.0/8", "::/0"] {
+            let entries = prefixes(&[network], other)?;
+            let write = Op::WriteEntries { ifindex: 7, entries };
+            ensure!(carry_out(&kernel, &write)? == 1);
+            if let Some(entries) = wanted.get_mut(&7) {
+                entries.insert(prefix(network)?, other);
+            }
+        }
+        ensure!(kernel.adopt()?.entries == wanted);
+
+        // One goes; where only a shorter one is left, there is nothing to delete.
+        let delete = Op::DeleteEntries {
+            ifindex: 7,
+            keys: BTreeSet::from([prefix("10.0.0.0/8")?, prefix("10.7.0.0/16")?]),
+        };
+        ensure!(carry_out(&kernel, &delete)? == 1);
+        ensure!(carry_out(&kernel, &delete)? == 0);
+        if let Some(entries) = wanted.get_mut(&7) {
+            entries.remove(&prefix("10.0.0.0/8")?);
+        }
+        ensure!(kernel.adopt()?.entries == wanted);
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex: 7 })? == 8);
+        wanted.remove(&7);
+        ensure!(kernel.adopt()?.entries == wanted);
+        ensure!(kernel.stats().maps[pin::PREFIXES].entries == Some(7));
+        Ok(())
+    })
+}
+
+fn a_full_trie_takes_no_more_and_still_replaces() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        ground.options.sizes.prefixes = 4;
+        let kernel = ground.open()?.kernel;
+        let closed = Entry { open: false, ..OPEN };
+        let write = |ifindex, entries| Op::WriteEntries { ifindex, entries };
+        let there = prefixes(&["10.0.0.0/8", "fd00::/8"], closed)?;
+        ensure!(carry_out(&kernel, &write(7, there.clone()))? == 2);
+        // One that is there and changes, two more, and a service, which fits by itself.
+        let mut more = prefixes(&["10.0.0.0/8", "10.0.0.0/16", "0.0.0.0/0"], OPEN)?;
+        more.extend(services([1], OPEN));
+        let full = refusal(&kernel, &write(7, more))?;
+        // One of the four elements stays free.
+        let expected = OpError::Full {
+            map: pin::PREFIXES.to_owned(),
+            need: 4,
+            have: 3,
+        };
+        ensure!(full == expected, "{full:?}");
+        ensure!(kernel.adopt()?.entries == BTreeMap::from([(7, there.clone())]));
+        let stats = kernel.stats();
+        ensure!(stats.maps[pin::PREFIXES].entries == Some(2) && stats.maps[pin::SERVICES].entries == Some(0));
+        // The last one fits, and then all of them can still be opened.
+        let last = prefixes(&["::/0"], closed)?;
+        ensure!(carry_out(&kernel, &write(8, last))? == 1);
+        let open: BTreeMap<RouteKey, Entry> = there.into_keys().map(|key| (key, OPEN)).collect();
+        ensure!(carry_out(&kernel, &write(7, open.clone()))? == 2);
+        ensure!(kernel.adopt()?.entries.get(&7) == Some(&open));
+        // Room is made, and it goes.
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex: 7 })? == 2);
+        ensure!(
+            carry_out(
+                &kernel,
+                &write(8, prefixes(&["10.0.0.0/8", "10.0.0.0/16"], OPEN)?)
+            )? == 2
+        );
+        Ok(())
+    })
+}
+
+fn the_nodes_own_addresses_are_written_and_found_again() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let addresses = |texts: &[&str]| -> anyhow::Result<BTreeSet<IpAddr>> {
+            texts.iter().map(|text| Ok(text.parse()?)).collect()
+        };
+        let first = addresses(&["127.0.0.1", "192.0.2.1", "::1", "2001:db8::1"])?;
+        let write = |add: &BTreeSet<IpAddr>, delete: &BTreeSet<IpAddr>| Op::WriteLocals {
+            add: add.clone(),
+            delete: delete.clone(),
+        };
+        let none = BTreeSet::new();
+        ensure!(carry_out(&kernel, &write(&first, &none))? == 4);
+        ensure!(carry_out(&kernel, &write(&first, &none))? == 0);
+        drop(kernel);
+        let kernel = ground.open()?.kernel;
+        ensure!(kernel.adopt()?.locals == first);
+        // What is added and deleted at once stays.
+        let (add, delete) = (
+            addresses(&["192.0.2.2", "::1"])?,
+            addresses(&["192.0.2.1", "::1", "192.0.2.9"])?,
+        );
+        ensure!(carry_out(&kernel, &write(&add, &delete))? == 2);
+        let wanted = addresses(&["127.0.0.1", "192.0.2.2", "::1", "2001:db8::1"])?;
+        ensure!(kernel.adopt()?.locals == wanted);
+        ensure!(kernel.stats().maps[pin::LOCALS].entries == Some(4));
+
+        // More than the map takes is said, with how much it would have to take.
+        let many: BTreeSet<IpAddr> = (0..4100_u16)
+            .map(|number| IpAddr::from([10, 0, (number >> 8) as u8, number as u8]))
+            .collect();
+        let full = refusal(&kernel, &write(&many, &none))?;
+        let expected = OpError::Full {
+            map: pin::LOCALS.to_owned(),
+            need: 4104,
+            have: 4096,
+        };
+        ensure!(full == expected, "{full:?}");
+        Ok(())
+    })
+}
+
+fn what_is_reached_as_a_neighbour_is_found_again() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (mut intent, _spaces) = ground.intent(&kernel)?;
+        let ifindex = intent.consumer.ifindex;
+        intent.row = Row {
+            has_services: false,
+            has_prefixes_v4: true,
+            has_prefixes_v6: true,
+            via: Some(ifindex),
+            ..intent.row
+        };
+        for backend in intent.backends.values_mut() {
+            backend.via = Some(77);
+        }
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        drop(kernel);
+        let kernel = ground.open()?.kernel;
+        let adoption = kernel.adopt()?;
+        ensure!(
+            adoption.rows == BTreeMap::from([(ifindex, intent.row)]),
+            "{:?}",
+            adoption.rows
+        );
+        ensure!(adoption.backends == intent.backends, "{:?}", adoption.backends);
+        for op in intent.writes() {
+            ensure!(carry_out(&kernel, &op)? == 0, "{op:?} wrote again");
+        }
         Ok(())
     })
 }

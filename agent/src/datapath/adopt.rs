@@ -52,6 +52,35 @@ pub(super) fn read(maps: &Maps, attached: BTreeSet<Ifindex>) -> Result<(Adoption
             _ => senseless(pin::SERVICES, key.ifindex),
         }
     }
+    for (key, value) in maps.prefixes.dump().map_err(failed(pin::PREFIXES))? {
+        known.add_prefix(&key);
+        let ifindex = convert::interface_of(&key);
+        match (
+            convert::prefix_key_of(&key),
+            convert::prefix_entry_of(&key, &value),
+        ) {
+            (Some(prefix), Some(entry)) => {
+                adoption.entries.entry(ifindex).or_default().insert(prefix, entry);
+            }
+            _ => senseless(pin::PREFIXES, ifindex),
+        }
+    }
+    for (key, value) in maps.locals.dump().map_err(failed(pin::LOCALS))? {
+        match convert::address_of(key.family, key.address) {
+            // One with a senseless value is known too: it is written anew, or deleted.
+            Some(address) => {
+                known.locals.insert(address);
+                if value == key.check() {
+                    adoption.locals.insert(address);
+                }
+            }
+            None => tracing::warn!(
+                map = pin::LOCALS,
+                ?key,
+                "a key that is no address: it matches no packet"
+            ),
+        }
+    }
     for (slot, value) in maps.policies.dump().map_err(failed(pin::POLICIES))? {
         if let Some(policy) = convert::policy_of(&value) {
             known.policies.insert(slot);

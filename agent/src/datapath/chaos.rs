@@ -416,7 +416,7 @@ fn panic_on_purpose() -> ! {
 const fn map_of(op: &Op) -> &'static str {
     match op {
         Op::WriteSources { .. } => pin::SOURCES,
-        Op::WriteLocals { .. } => "locals",
+        Op::WriteLocals { .. } => pin::LOCALS,
         Op::WriteEntries { .. } | Op::DeleteEntries { .. } => pin::SERVICES,
         Op::WriteBackends { .. } => pin::BACKENDS,
         Op::WriteSlots { .. } => pin::SLOTS,

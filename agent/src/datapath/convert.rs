@@ -77,6 +77,69 @@ pub(super) fn service_key_of(key: &abi::ServiceKey) -> Option<RouteKey> {
     })
 }
 
+/// Key of `prefixes`; none for a service.
+pub(super) fn prefix_key(ifindex: Ifindex, key: &RouteKey) -> Option<abi::PrefixKey> {
+    let &RouteKey::Prefix {
+        address: network,
+        length,
+    } = key
+    else {
+        return None;
+    };
+    let (family, address) = address(network);
+    Some(abi::PrefixKey::new(ifindex, family, &address, u32::from(length)))
+}
+
+/// The interface that a key of `prefixes` belongs to.
+pub(super) const fn interface_of(key: &abi::PrefixKey) -> Ifindex {
+    u32::from_be(key.ifindex)
+}
+
+/// Back from a key of `prefixes`; none for what no agent writes.
+pub(super) fn prefix_key_of(key: &abi::PrefixKey) -> Option<RouteKey> {
+    let address = address_of(key.family, key.address)?;
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    let length = key
+        .length
+        .checked_sub(abi::PrefixKey::HEAD)
+        .filter(|length| *length <= bits)?;
+    let route = RouteKey::Prefix {
+        address,
+        length: length as u8,
+    };
+    // No host bits are set, and nothing in the padding.
+    (prefix_key(interface_of(key), &route).as_ref() == Some(key)).then_some(route)
+}
+
+pub(super) const fn prefix_entry(key: &abi::PrefixKey, entry: Entry) -> abi::PrefixEntry {
+    abi::PrefixEntry {
+        check: key.check(),
+        length: key.length.saturating_sub(abi::PrefixKey::HEAD),
+        policy: entry.policy,
+        flags: if entry.open { abi::RouteEntry::OPEN } else { 0 },
+    }
+}
+
+/// Back from a value of `prefixes`; none when it is not this key's: a shorter prefix's, or one that the program takes for a
+/// miss.
+pub(super) fn prefix_entry_of(key: &abi::PrefixKey, value: &abi::PrefixEntry) -> Option<Entry> {
+    let entry = Entry {
+        policy: value.policy,
+        open: value.flags & abi::RouteEntry::OPEN != 0,
+    };
+    let own = prefix_entry(key, entry);
+    ((own.check, own.length) == (value.check, value.length)).then_some(entry)
+}
+
+pub(super) const fn local_key(local: IpAddr) -> abi::LocalKey {
+    let (family, address) = address(local);
+    abi::LocalKey {
+        family,
+        pad: [0; 3],
+        address,
+    }
+}
+
 /// The mark that some port of this address is claimed.
 pub(super) const fn claim_key(key: &abi::ServiceKey) -> abi::ServiceKey {
     abi::ServiceKey::claim(key.ifindex, key.family, key.address)
@@ -111,12 +174,21 @@ pub(super) fn row(ifindex: Ifindex, row: &Row) -> abi::ConsumerRow {
     if row.has_sources {
         flags |= abi::ConsumerRow::HAS_SOURCES;
     }
+    if row.has_prefixes_v4 {
+        flags |= abi::ConsumerRow::HAS_PREFIXES_V4;
+    }
+    if row.has_prefixes_v6 {
+        flags |= abi::ConsumerRow::HAS_PREFIXES_V6;
+    }
+    if row.via.is_some() {
+        flags |= abi::ConsumerRow::NEIGH;
+    }
     abi::ConsumerRow {
         token: row.token.map_or(0, Token::get),
         ifindex,
         epoch: row.epoch,
         flags,
-        device: 0,
+        device: row.via.unwrap_or(0),
     }
 }
 
@@ -126,10 +198,10 @@ pub(super) fn row_of(ifindex: Ifindex, value: &abi::ConsumerRow) -> Option<Row> 
         token: Token::new(value.token),
         epoch: value.epoch,
         has_services: value.flags & abi::ConsumerRow::HAS_SERVICES != 0,
-        has_prefixes_v4: false,
-        has_prefixes_v6: false,
+        has_prefixes_v4: value.flags & abi::ConsumerRow::HAS_PREFIXES_V4 != 0,
+        has_prefixes_v6: value.flags & abi::ConsumerRow::HAS_PREFIXES_V6 != 0,
         has_sources: value.flags & abi::ConsumerRow::HAS_SOURCES != 0,
-        via: None,
+        via: (value.flags & abi::ConsumerRow::NEIGH != 0).then_some(value.device),
     })
 }
 
@@ -199,7 +271,11 @@ pub(super) fn backend(backend: &Backend) -> abi::Backend {
         token: backend.token.get(),
         target: abi::Target {
             ifindex: backend.ifindex,
-            kind: abi::Target::PEER,
+            kind: if backend.via.is_some() {
+                abi::Target::NEIGH
+            } else {
+                abi::Target::PEER
+            },
             last_generation: backend.last_generation,
         }
         .pack(),
@@ -209,7 +285,7 @@ pub(super) fn backend(backend: &Backend) -> abi::Backend {
         pad: [0; 6],
         address_v6,
         policy: backend.policy,
-        device: 0,
+        device: backend.via.unwrap_or(0),
     }
 }
 
@@ -223,7 +299,7 @@ pub(super) fn backend_of(value: &abi::Backend) -> Option<Backend> {
         mac: Mac(value.mac),
         address_v4: (value.address_v4 != [0; 4]).then(|| Ipv4Addr::from(value.address_v4).into()),
         address_v6: (value.address_v6 != [0; 16]).then(|| Ipv6Addr::from(value.address_v6).into()),
-        via: None,
+        via: (target.kind == abi::Target::NEIGH).then_some(value.device),
         last_generation: target.last_generation,
         drain_until: (value.drain_until != 0).then_some(Boot(value.drain_until)),
     })
@@ -266,10 +342,44 @@ mod tests {
         }
 
         #[test]
-        fn a_row_comes_back(ifindex: u32, token in proptest::option::of(tokens()), epoch: u32, has_services: bool, has_sources: bool) {
-            let wanted = Row {
-                token, epoch, has_services, has_prefixes_v4: false, has_prefixes_v6: false, has_sources, via: None,
-            };
+        fn a_prefix_key_comes_back(ifindex: u32, address in addresses(), length: u8, policy: u32, open: bool) {
+            let length = length % if address.is_ipv4() { 33 } else { 129 };
+            let raw = prefix_key(ifindex, &RouteKey::Prefix { address, length }).unwrap();
+            // The address is masked: what is asked for with host bits comes back without them.
+            let network = prefix_key_of(&raw).unwrap();
+            prop_assert_eq!(interface_of(&raw), ifindex);
+            prop_assert_eq!(prefix_key(ifindex, &network), Some(raw));
+            let value = prefix_entry(&raw, Entry { policy, open });
+            prop_assert_eq!(prefix_entry_of(&raw, &value), Some(Entry { policy, open }));
+            // What a longest match finds instead is told apart.
+            let shorter = abi::PrefixKey::new(ifindex, raw.family, &raw.address, u32::from(length.saturating_sub(1)));
+            if length > 0 {
+                let value = prefix_entry(&shorter, Entry { policy, open });
+                prop_assert_eq!(prefix_entry_of(&raw, &value), None);
+            }
+            let other = abi::PrefixKey { ifindex: raw.ifindex ^ 1, ..raw };
+            prop_assert_eq!(prefix_entry_of(&other, &value), None);
+        }
+
+        #[test]
+        fn only_what_an_agent_writes_is_a_prefix(
+            ifindex: u32, address in addresses(), length in 0_u32..250, pad: u8, host: [u8; 16],
+        ) {
+            let (family, bytes) = super::address(address);
+            let canonical = abi::PrefixKey::new(ifindex, family, &bytes, length.saturating_sub(64).min(128));
+            let given = abi::PrefixKey { length, pad: [0, pad % 2, 0], address: host, ..canonical };
+            if let Some(route) = prefix_key_of(&given) {
+                prop_assert_eq!(prefix_key(ifindex, &route), Some(given));
+            }
+        }
+
+        #[test]
+        fn a_row_comes_back(
+            ifindex: u32, token in proptest::option::of(tokens()), epoch: u32, flags: [bool; 4],
+            via in proptest::option::of(1..=u32::MAX),
+        ) {
+            let [has_services, has_prefixes_v4, has_prefixes_v6, has_sources] = flags;
+            let wanted = Row { token, epoch, has_services, has_prefixes_v4, has_prefixes_v6, has_sources, via };
             prop_assert_eq!(row_of(ifindex, &row(ifindex, &wanted)), Some(wanted));
             prop_assert_eq!(row_of(ifindex ^ 1, &row(ifindex, &wanted)), None);
         }
@@ -292,14 +402,13 @@ mod tests {
         fn a_backend_comes_back(
             policy: u32, ifindex: u32, token in tokens(), mac: [u8; 6], v4 in proptest::option::of(1..=u32::MAX),
             v6 in proptest::option::of(1..=u128::MAX), last_generation in 0..1u32 << 24,
-            drain_until in proptest::option::of(1..=u64::MAX),
+            drain_until in proptest::option::of(1..=u64::MAX), via in proptest::option::of(1..=u32::MAX),
         ) {
             let wanted = Backend {
                 policy, ifindex, token, mac: Mac(mac),
                 address_v4: v4.map(|bits| Ipv4Addr::from_bits(bits).into()),
                 address_v6: v6.map(|bits| Ipv6Addr::from_bits(bits).into()),
-                via: None,
-                last_generation, drain_until: drain_until.map(Boot),
+                via, last_generation, drain_until: drain_until.map(Boot),
             };
             prop_assert_eq!(backend_of(&backend(&wanted)), Some(wanted));
         }

@@ -8,10 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use holdfast_ebpf::abi::{self, Verdict, generation_at_least, pin};
 use holdfast_engine::model::{
     Adoption, Backend, BackendId, Device, Entry, Identity, Ifindex, IntentProof, Mac, Op, OpDone, OpError,
-    OpResult, PolicySlot, RegistryRead, RouteKey, Row, SlotId, Token,
+    OpResult, PolicySlot, Protocol, RegistryRead, RouteKey, Row, SlotId, Token,
 };
 
-use super::{Answer, Datapath, DatapathError, MapStats, Packet, Sizes, Stats};
+use super::gap::{self, Prefix};
+use super::proof::{INSIDE_PORTS, SOURCE_PORT};
+use super::{Answer, Datapath, DatapathError, MapStats, Packet, Sizes, Stats, convert};
 
 /// The fake.
 #[derive(Debug, Default)]
@@ -169,11 +171,25 @@ fn disproved<T>(message: impl Into<String>) -> Result<T, OpError> {
     })
 }
 
-/// As the kernel's side says it.
-fn no_prefixes(key: &RouteKey) -> OpError {
-    OpError::Refused {
-        message: format!("{key}: there is no map for prefixes"),
+/// As the program sees a packet.
+fn flow_key(ifindex: Ifindex, packet: &Packet) -> abi::FlowKey {
+    let (family, source) = convert::address(packet.source);
+    let (_, destination) = convert::address(packet.destination);
+    abi::FlowKey {
+        ifindex,
+        source_port: SOURCE_PORT.to_be(),
+        destination_port: packet.port.to_be(),
+        source,
+        destination,
+        protocol: packet.protocol.number(),
+        family,
+        pad: [0; 2],
     }
+}
+
+/// A neighbour without an address.
+const fn is_unreachable(backend: &Backend) -> bool {
+    backend.via.is_some() && backend.address_v4.is_none() && backend.address_v6.is_none()
 }
 
 impl State {
@@ -194,10 +210,11 @@ impl State {
         if !self.attached.contains(&ifindex) {
             return nowhere(Verdict::Pass);
         }
-        let Some(row) = self.rows.get(&ifindex).filter(|row| row.has_services) else {
-            return nowhere(Verdict::Pass);
-        };
-        let Some(entry) = self.entries.get(&(ifindex, service(packet))) else {
+        let Some((row, entry)) = self
+            .rows
+            .get(&ifindex)
+            .and_then(|row| Some((row, self.route(ifindex, row, packet)?)))
+        else {
             return nowhere(Verdict::Pass);
         };
         let slot = self.policies.get(&entry.policy);
@@ -218,12 +235,17 @@ impl State {
             answer.verdict = Verdict::DropSpoofed;
             return answer;
         }
-        // One producer a policy: every slot leads to it. With several the program picks by hash.
-        let chosen = (selected.length > 0)
-            .then(|| self.slots.get(&selected.base).copied())
-            .flatten();
-        match chosen.and_then(|id| Some((id, self.serving(id, entry.policy, selected.generation, ifindex)?)))
-        {
+        let key = flow_key(ifindex, packet);
+        let offset = ((key.hash() >> 32) * u64::from(selected.length)) >> 32;
+        let slot = selected.base + offset as u32;
+        // A slot that was never written leads to backend 0.
+        let chosen = (selected.length > 0 && slot < self.sizes.slots)
+            .then(|| self.slots.get(&slot).copied().unwrap_or(0));
+        let target = |id| {
+            let target = self.serving(id, entry.policy, selected.generation, ifindex)?;
+            self.takes(id, packet.destination).then_some(target)
+        };
+        match chosen.and_then(|id| Some((id, target(id)?))) {
             Some((id, target)) => Answer {
                 verdict: Verdict::Delivered,
                 target,
@@ -235,6 +257,50 @@ impl State {
                 answer
             }
         }
+    }
+
+    /// Where a packet leads: an exact service before a prefix, and of prefixes the longest. Never to the node itself.
+    fn route(&self, ifindex: Ifindex, row: &Row, packet: &Packet) -> Option<&Entry> {
+        if self.locals.contains(&packet.destination) {
+            return None;
+        }
+        let exact = row
+            .has_services
+            .then(|| self.entries.get(&(ifindex, service(packet))));
+        let has_prefixes = if packet.destination.is_ipv4() {
+            row.has_prefixes_v4
+        } else {
+            row.has_prefixes_v6
+        };
+        let longest = || {
+            self.prefixes(ifindex)
+                .filter(|(prefix, _)| has_prefixes && gap::contains(*prefix, packet.destination))
+                .max_by_key(|((_, length), _)| *length)
+                .map(|(_, entry)| entry)
+        };
+        exact.flatten().or_else(longest)
+    }
+
+    /// The prefixes of an interface.
+    fn prefixes(&self, ifindex: Ifindex) -> impl Iterator<Item = (Prefix, &Entry)> {
+        self.entries
+            .iter()
+            .filter_map(move |((of, key), entry)| match key {
+                RouteKey::Prefix { address, length } if *of == ifindex => Some(((*address, *length), entry)),
+                _ => None,
+            })
+    }
+
+    /// Whether a backend can be given packets to this address: a neighbour is reached by one of its own.
+    fn takes(&self, id: BackendId, destination: IpAddr) -> bool {
+        self.backends.get(&id).is_some_and(|backend| {
+            let own = if destination.is_ipv4() {
+                backend.address_v4
+            } else {
+                backend.address_v6
+            };
+            backend.via.is_none() || own.is_some()
+        })
     }
 
     /// The device of a backend, if it is a member of this generation and still the incarnation that it was.
@@ -296,14 +362,14 @@ impl State {
         let served = generation
             .and_then(|generation| self.serving(flow.backend, flow.policy, generation, flow.consumer))
             == Some(ifindex)
+            && self.takes(flow.backend, request.destination)
             && self.token(ifindex) == Some(flow.producer_token);
         let row = self.rows.get(&flow.consumer);
         let same_consumer = row.is_some_and(|row| row.token == Some(flow.consumer_token))
             && self.token(flow.consumer) == Some(flow.consumer_token);
         let same_route = row.is_some_and(|row| row.epoch == flow.epoch)
-            || self
-                .entries
-                .get(&(flow.consumer, service))
+            || row
+                .and_then(|row| self.route(flow.consumer, row, request))
                 .is_some_and(|entry| entry.open && entry.policy == flow.policy);
         if served && same_consumer && same_route {
             Answer {
@@ -344,22 +410,13 @@ impl State {
             }
             Op::DeleteRow { ifindex } => done(u32::from(self.rows.remove(ifindex).is_some())),
             Op::WriteSources { ifindex, add, delete } => self.write_sources(*ifindex, add, delete),
-            Op::WriteLocals { add, delete } => {
-                let mut writes = 0;
-                for address in add {
-                    writes += u32::from(self.locals.insert(*address));
-                }
-                for address in delete.difference(add) {
-                    writes += u32::from(self.locals.remove(address));
-                }
-                done(writes)
-            }
+            Op::WriteLocals { add, delete } => self.write_locals(add, delete),
             Op::WriteEntries { ifindex, entries } => self.write_entries(*ifindex, entries),
             Op::DeleteEntries { ifindex, keys } => {
-                let before = self.services_len();
+                let before = self.routes_len();
                 self.entries
                     .retain(|(of, key), _| of != ifindex || !keys.contains(key));
-                done(before - self.services_len())
+                done(before - self.routes_len())
             }
             Op::WriteBackends { backends } => {
                 if let Some(id) = backends.keys().find(|id| **id >= self.sizes.backends) {
@@ -423,7 +480,8 @@ impl State {
                 for (index, wanted) in (selected.base..).zip(slots) {
                     let wrong = self.slots.get(&index) != Some(wanted)
                         || self.backends.get(wanted) != backends.get(wanted)
-                        || self.serving(*wanted, *policy, generation, 0).is_none();
+                        || self.serving(*wanted, *policy, generation, 0).is_none()
+                        || backends.get(wanted).is_none_or(is_unreachable);
                     if wrong {
                         return disproved(format!("slot {index} does not lead to backend {wanted}"));
                     }
@@ -446,22 +504,42 @@ impl State {
         }
     }
 
-    /// Entries, and one claim for each address that has any.
+    /// Services, and one claim for each address that has any.
     fn services_len(&self) -> u32 {
-        let claims: BTreeSet<(Ifindex, IpAddr)> = self
-            .entries
-            .keys()
-            .map(|(of, key)| (*of, key.address()))
-            .collect();
-        (self.entries.len() + claims.len()) as u32
+        let services = || self.entries.keys().filter(|(_, key)| !key.is_prefix());
+        let claims: BTreeSet<(Ifindex, IpAddr)> = services().map(|(of, key)| (*of, key.address())).collect();
+        (services().count() + claims.len()) as u32
+    }
+
+    fn prefixes_len(&self) -> u32 {
+        self.entries.keys().filter(|(_, key)| key.is_prefix()).count() as u32
+    }
+
+    fn routes_len(&self) -> u32 {
+        self.services_len() + self.prefixes_len()
     }
 
     fn clear(&mut self, ifindex: Ifindex) -> u32 {
-        let before = self.services_len() + self.sources.len() as u32 + self.rows.len() as u32;
+        let before = self.routes_len() + self.sources.len() as u32 + self.rows.len() as u32;
         self.entries.retain(|(of, _), _| *of != ifindex);
         self.sources.retain(|(of, _)| *of != ifindex);
         self.rows.remove(&ifindex);
-        before - (self.services_len() + self.sources.len() as u32 + self.rows.len() as u32)
+        before - (self.routes_len() + self.sources.len() as u32 + self.rows.len() as u32)
+    }
+
+    fn write_locals(&mut self, add: &BTreeSet<IpAddr>, delete: &BTreeSet<IpAddr>) -> OpResult {
+        let mut writes = 0;
+        let need = self.locals.union(add).count() as u32;
+        for address in add {
+            if self.locals.len() as u32 >= abi::capacity::LOCALS && !self.locals.contains(address) {
+                return Err(self.full(pin::LOCALS, need, abi::capacity::LOCALS));
+            }
+            writes += u32::from(self.locals.insert(*address));
+        }
+        for address in delete.difference(add) {
+            writes += u32::from(self.locals.remove(address));
+        }
+        done(writes)
     }
 
     fn write_sources(
@@ -490,11 +568,8 @@ impl State {
     }
 
     fn write_entries(&mut self, ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> OpResult {
-        if let Some(prefix) = entries.keys().find(|key| key.is_prefix()) {
-            return Err(no_prefixes(prefix));
-        }
         let before = self.entries.clone();
-        let len_before = self.services_len();
+        let len_before = self.routes_len();
         let mut changed = 0;
         for (key, entry) in entries {
             match self.entries.insert((ifindex, *key), *entry) {
@@ -502,12 +577,21 @@ impl State {
                 _ => {}
             }
         }
-        let len = self.services_len();
-        if len > self.sizes.services {
-            self.entries = before;
-            return Err(self.full(pin::SERVICES, len, self.sizes.services));
+        // One element of the trie stays free.
+        for (map, len, size) in [
+            (pin::SERVICES, self.services_len(), self.sizes.services),
+            (
+                pin::PREFIXES,
+                self.prefixes_len(),
+                self.sizes.prefixes.saturating_sub(1),
+            ),
+        ] {
+            if len > size {
+                self.entries = before;
+                return Err(self.full(map, len, size));
+            }
         }
-        done(len - len_before + changed)
+        done(self.routes_len() - len_before + changed)
     }
 
     fn holds_program(&self, device: Device) -> Result<(), OpError> {
@@ -571,13 +655,17 @@ impl State {
     }
 
     fn prove_destination(&self, proof: &IntentProof, key: &RouteKey, entry: Entry) -> Result<(), OpError> {
-        let &RouteKey::Service {
-            address: destination,
-            protocol,
-            port,
-        } = key
-        else {
-            return Err(no_prefixes(key));
+        let ifindex = proof.device.ifindex;
+        let (destination, protocol, port) = match *key {
+            RouteKey::Service {
+                address,
+                protocol,
+                port,
+            } => (address, protocol, port),
+            RouteKey::Prefix { address, length } => match self.inside(ifindex, (address, length)) {
+                Some(destination) => destination,
+                None => return Ok(()),
+            },
         };
         let of_family: Vec<IpAddr> = proof
             .sources
@@ -616,6 +704,28 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+impl State {
+    /// What a packet to a prefix itself goes to.
+    fn inside(&self, ifindex: Ifindex, prefix: Prefix) -> Option<(IpAddr, Protocol, u16)> {
+        let longer = self
+            .prefixes(ifindex)
+            .map(|(other, _)| other)
+            .filter(|other| other.1 > prefix.1);
+        let locals = self.locals.iter().map(|local| (*local, gap::bits(*local)));
+        let address = gap::free_address(prefix, longer.chain(locals))?;
+        let protocol = Protocol::Udp;
+        let port = INSIDE_PORTS.into_iter().find(|&port| {
+            let service = RouteKey::Service {
+                address,
+                protocol,
+                port,
+            };
+            !self.entries.contains_key(&(ifindex, service))
+        })?;
+        Some((address, protocol, port))
     }
 }
 
@@ -693,6 +803,11 @@ impl Datapath for Fake {
                     pin::SERVICES,
                     map(state.services_len() as usize, state.sizes.services),
                 ),
+                (
+                    pin::PREFIXES,
+                    map(state.prefixes_len() as usize, state.sizes.prefixes),
+                ),
+                (pin::LOCALS, map(state.locals.len(), abi::capacity::LOCALS)),
                 (pin::POLICIES, map(state.policies.len(), state.sizes.policies)),
                 (pin::BACKENDS, map(state.backends.len(), state.sizes.backends)),
                 (pin::REGISTRY, map(state.registry.len(), abi::capacity::REGISTRY)),

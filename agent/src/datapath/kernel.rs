@@ -223,6 +223,7 @@ impl Kernel {
             links: &self.links,
             maps: &self.maps,
             registry: &self.registry,
+            known: &self.known,
             allow_foreign_before: self.allow_foreign_before,
         }
     }
@@ -275,7 +276,9 @@ impl Kernel {
                 let entries = match *name {
                     pin::CONSUMERS => Some(known.rows.len() as u64),
                     pin::SOURCES => Some(known.sources_len()),
+                    pin::LOCALS => Some(known.locals.len() as u64),
                     pin::SERVICES => Some(known.services_len()),
+                    pin::PREFIXES => Some(known.prefixes_len()),
                     pin::POLICIES => Some(known.policies.len() as u64),
                     pin::BACKENDS => Some(known.backends.len() as u64),
                     // The arena is the engine's; flows and rates come and go in the kernel.
@@ -314,9 +317,7 @@ impl Datapath for Kernel {
             Op::WriteSources { ifindex, add, delete } => {
                 self.write(|writer| writer.write_sources(*ifindex, add, delete))
             }
-            Op::WriteLocals { .. } => Err(OpError::Refused {
-                message: "there is no map for the node's own addresses".to_owned(),
-            }),
+            Op::WriteLocals { add, delete } => self.write(|writer| writer.write_locals(add, delete)),
             Op::WriteEntries { ifindex, entries } => {
                 self.write(|writer| writer.write_entries(*ifindex, entries))
             }

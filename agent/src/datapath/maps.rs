@@ -12,7 +12,7 @@ use tracing_log::log::{Log, Metadata, Record};
 use super::DatapathError;
 use super::object::object;
 use super::pins::{self, Layout, PinError, Pins, Sizes};
-use super::raw::{Map, MapInfo, Words};
+use super::raw::{Map, MapInfo, Trie, Words};
 
 /// The maps that the agent reads and writes.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Maps {
     /// Route entries.
     pub services: Map<abi::ServiceKey, abi::RouteEntry>,
     /// Route entries for prefixes.
-    pub prefixes: Map<abi::PrefixKey, abi::PrefixEntry>,
+    pub prefixes: Trie<abi::PrefixKey, abi::PrefixEntry>,
     /// The node's own addresses.
     pub locals: Map<abi::LocalKey, u64>,
     /// Policy slots.
@@ -42,6 +42,12 @@ pub struct Maps {
 }
 
 impl Maps {
+    /// How many prefixes there may be. One element stays free: before Linux 6.13 a trie that is full refuses also to replace
+    /// what is there, and an entry that is there must be openable.
+    pub(super) const fn room_for_prefixes(&self) -> u32 {
+        self.prefixes.info().shape.max_entries.saturating_sub(1)
+    }
+
     /// Writes an element, and says so to the program meanwhile: while an element is replaced, a look-up of another
     /// can miss ([`abi::control::WRITES`]). One thread at a time.
     pub(super) fn writing<T>(&self, write: impl FnOnce() -> T) -> T {
@@ -172,7 +178,7 @@ impl Maps {
             consumers: Map::new(named(pin::CONSUMERS)?).map_err(failed(pin::CONSUMERS))?,
             sources: Map::new(named(pin::SOURCES)?).map_err(failed(pin::SOURCES))?,
             services: Map::new(named(pin::SERVICES)?).map_err(failed(pin::SERVICES))?,
-            prefixes: Map::new(named(pin::PREFIXES)?).map_err(failed(pin::PREFIXES))?,
+            prefixes: Trie::new(named(pin::PREFIXES)?).map_err(failed(pin::PREFIXES))?,
             locals: Map::new(named(pin::LOCALS)?).map_err(failed(pin::LOCALS))?,
             policies: Map::new(named(pin::POLICIES)?).map_err(failed(pin::POLICIES))?,
             slots: Map::new(named(pin::SLOTS)?).map_err(failed(pin::SLOTS))?,

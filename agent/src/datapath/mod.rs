@@ -8,6 +8,7 @@ mod convert;
 #[cfg(any(test, feature = "chaos"))]
 pub mod fake;
 pub mod filter;
+mod gap;
 mod kernel;
 mod maps;
 pub mod object;

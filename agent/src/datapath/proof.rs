@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
 
-use holdfast_ebpf::abi::{Verdict, control, pin, probe};
+use holdfast_ebpf::abi::{PrefixKey, Verdict, control, pin, probe};
 use holdfast_engine::model::{
     Backend, BackendId, Device, Entry, Ifindex, IntentProof, OpError, Protocol, RouteKey, Selected, SlotId,
     Token,
@@ -17,10 +18,11 @@ use rustix::io::Errno;
 
 use super::attach::{Inspection, Links, Program, failed, is_still, refused};
 use super::convert;
+use super::gap::{self, Prefix};
 use super::maps::Maps;
 use super::pins::Pins;
 use super::raw::{self, SkbContext};
-use super::write;
+use super::write::{self, Known};
 use crate::registry::Registry;
 
 /// Carries proofs out.
@@ -29,6 +31,8 @@ pub(super) struct Prover<'a> {
     pub(super) links: &'a Links,
     pub(super) maps: &'a Maps,
     pub(super) registry: &'a Registry,
+    /// Which prefixes and services there are: more specific ones take what a less specific one is asked about.
+    pub(super) known: &'a Mutex<Known>,
     /// A foreign program before ours is no reason to fail.
     pub(super) allow_foreign_before: bool,
 }
@@ -216,18 +220,27 @@ impl Prover<'_> {
         ifindex: Ifindex,
         entries: &BTreeMap<RouteKey, Entry>,
     ) -> Result<BTreeSet<SlotId>, OpError> {
-        for (service, entry) in entries {
-            let key = convert::service_key(ifindex, service).ok_or_else(|| write::no_prefixes(service))?;
-            let found = self
-                .maps
-                .services
-                .lookup(&key)
-                .map_err(|errno| write::refused("reading", pin::SERVICES, errno))?;
-            compare(
-                format_args!("entry {service} of device {ifindex}"),
-                &convert::entry(&key, *entry),
-                found.as_ref(),
-            )?;
+        for (route, entry) in entries {
+            let what = format_args!("entry {route} of device {ifindex}");
+            if let Some(key) = convert::service_key(ifindex, route) {
+                let found = self
+                    .maps
+                    .services
+                    .lookup(&key)
+                    .map_err(|errno| write::refused("reading", pin::SERVICES, errno))?;
+                compare(what, &convert::entry(&key, *entry), found.as_ref())?;
+            }
+            if let Some(key) = convert::prefix_key(ifindex, route) {
+                let wanted = convert::prefix_entry(&key, *entry);
+                let found = self
+                    .maps
+                    .prefixes
+                    .lookup_longest(&key)
+                    .map_err(|errno| write::refused("reading", pin::PREFIXES, errno))?
+                    // That of a shorter prefix is none.
+                    .filter(|found| found.length == wanted.length);
+                compare(what, &wanted, found.as_ref())?;
+            }
         }
         Ok(entries.values().map(|entry| entry.policy).collect())
     }
@@ -280,7 +293,7 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Asks about one destination, from every source address of its family.
+    /// Asks about one destination.
     fn destination(
         &self,
         program: &Program,
@@ -288,14 +301,76 @@ impl Prover<'_> {
         key: &RouteKey,
         entry: Entry,
     ) -> Result<(), OpError> {
-        let &RouteKey::Service {
-            address: destination,
-            protocol,
-            port,
-        } = key
-        else {
-            return Err(write::no_prefixes(key));
+        match *key {
+            RouteKey::Service {
+                address,
+                protocol,
+                port,
+            } => self.service(program, proof, entry, (address, protocol, port)),
+            RouteKey::Prefix { address, length } => self.prefix(program, proof, entry, (address, length)),
+        }
+    }
+
+    /// Asks about an address of a prefix to which nothing more specific leads. Where everything in it belongs to more
+    /// specific ones, there is no packet to ask about.
+    fn prefix(
+        &self,
+        program: &Program,
+        proof: &IntentProof,
+        entry: Entry,
+        prefix: Prefix,
+    ) -> Result<(), OpError> {
+        /// Another policy's entries, and the node's addresses, may change between the choice and the question.
+        const ATTEMPTS: u32 = 4;
+        let mut chosen = self.inside(proof.device.ifindex, prefix);
+        for _ in 0..ATTEMPTS {
+            let Some(destination) = chosen else { return Ok(()) };
+            let outcome = self.service(program, proof, entry, destination);
+            if outcome.is_ok() {
+                return outcome;
+            }
+            let again = self.inside(proof.device.ifindex, prefix);
+            if again == chosen {
+                return outcome;
+            }
+            chosen = again;
+        }
+        Err(disproved(format!(
+            "{}/{} of device {}: what is more specific never rests",
+            prefix.0, prefix.1, proof.device.ifindex
+        )))
+    }
+
+    /// What a packet to a prefix itself goes to.
+    fn inside(&self, ifindex: Ifindex, prefix: Prefix) -> Option<(IpAddr, Protocol, u16)> {
+        let (family, network) = convert::address(prefix.0);
+        let key = PrefixKey::new(ifindex, family, &network, u32::from(prefix.1));
+        // Nothing is written while this is held.
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let locals = known.locals.iter().map(|local| (*local, gap::bits(*local)));
+        let address = gap::free_address(prefix, known.within(&key).into_iter().chain(locals))?;
+        let protocol = Protocol::Udp;
+        let is_free = |port: &u16| {
+            let port = *port;
+            let route = RouteKey::Service {
+                address,
+                protocol,
+                port,
+            };
+            convert::service_key(ifindex, &route).is_some_and(|key| !known.has_service(&key))
         };
+        let port = INSIDE_PORTS.into_iter().find(is_free)?;
+        Some((address, protocol, port))
+    }
+
+    /// Asks about one address, protocol and port, from every source address of its family.
+    fn service(
+        &self,
+        program: &Program,
+        proof: &IntentProof,
+        entry: Entry,
+        (destination, protocol, port): (IpAddr, Protocol, u16),
+    ) -> Result<(), OpError> {
         let of_family: Vec<IpAddr> = proof
             .sources
             .iter()
@@ -331,7 +406,8 @@ impl Prover<'_> {
             };
             if !right {
                 return Err(disproved(format!(
-                    "asked for {key} from {source}, the program of device {} answers {answer:?}",
+                    "asked for {destination} {protocol} port {port} from {source}, the program of device {} answers \
+                     {answer:?}",
                     proof.device.ifindex
                 )));
             }
@@ -375,24 +451,32 @@ impl Prover<'_> {
                     "slot {index} leads to backend {wanted}, which is not in the set"
                 ))
             })?;
-            let packet = Packet {
-                source: made_up(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-                destination: DESTINATION_V4.into(),
-                protocol: Protocol::Udp,
-                port: 9,
-            };
-            // From the loopback device, which is nobody's: from its own a producer is never its own consumer's.
-            let answer = self.ask(&program, LOOPBACK, &packet, Question::slot(index, policy))?;
-            let right = answer.verdict == Verdict::Delivered
-                && answer.policy == policy
-                && answer.backend == *wanted
-                && answer.target == backend.ifindex;
-            if !right {
+            let families = families(backend);
+            if families.is_empty() {
                 return Err(disproved(format!(
-                    "asked for slot {index} of policy slot {policy}, which should lead to backend {wanted} at device {}, \
-                     the program of device {} answers {answer:?}",
-                    backend.ifindex, device.ifindex
+                    "backend {wanted} is reached as a neighbour, and has no address"
                 )));
+            }
+            for destination in families {
+                let packet = Packet {
+                    source: made_up(destination),
+                    destination,
+                    protocol: Protocol::Udp,
+                    port: 9,
+                };
+                // From the loopback device, which is nobody's: from its own a producer is never its own consumer's.
+                let answer = self.ask(&program, LOOPBACK, &packet, Question::slot(index, policy))?;
+                let right = answer.verdict == Verdict::Delivered
+                    && answer.policy == policy
+                    && answer.backend == *wanted
+                    && answer.target == backend.ifindex;
+                if !right {
+                    return Err(disproved(format!(
+                        "asked for slot {index} of policy slot {policy}, which should lead to backend {wanted} at device \
+                         {}, the program of device {} answers {answer:?}",
+                        backend.ifindex, device.ifindex
+                    )));
+                }
             }
         }
         let members: BTreeSet<&BackendId> = backends.keys().collect();
@@ -459,11 +543,26 @@ const fn made_up(like: IpAddr) -> IpAddr {
 /// The first device of every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: Ifindex = 1;
 
-/// Where a packet goes whose route is not looked up.
-const DESTINATION_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// Where a packet goes whose route is not looked up. Documentation ranges (RFC 5737, RFC 3849).
+const DESTINATION_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1));
+const DESTINATION_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
+
+/// A destination of each family in which a backend is to be asked for: a neighbour is reached by its addresses; of the
+/// others the family makes no difference.
+fn families(backend: &Backend) -> Vec<IpAddr> {
+    if backend.via.is_none() {
+        return vec![DESTINATION_V4];
+    }
+    let v4 = backend.address_v4.map(|_| DESTINATION_V4);
+    let v6 = backend.address_v6.map(|_| DESTINATION_V6);
+    v4.into_iter().chain(v6).collect()
+}
+
+/// Ports that are tried for a packet into a prefix, at an address that may have services: more than one interface has.
+pub(super) const INSIDE_PORTS: std::ops::RangeInclusive<u16> = 20_000..=u16::MAX;
 
 /// Source port of probes: ephemeral, no service's.
-const SOURCE_PORT: u16 = 49_152;
+pub(super) const SOURCE_PORT: u16 = 49_152;
 
 /// An Ethernet frame with complete IP and transport headers. Checksums are left out: the program looks at none, and
 /// a probe goes nowhere.
@@ -579,15 +678,15 @@ mod tests {
     #[test]
     fn made_up_addresses_are_none_that_are_never_captured() {
         let set_probe = Packet {
-            source: made_up(DESTINATION_V4.into()),
-            destination: DESTINATION_V4.into(),
+            source: made_up(DESTINATION_V4),
+            destination: DESTINATION_V4,
             protocol: Protocol::Udp,
             port: 9,
         };
         assert_eq!(read(&set_probe).0, Kind::Complete);
         let v6 = Packet {
-            source: made_up("fd00::10".parse().unwrap()),
-            destination: "fd00::10".parse().unwrap(),
+            source: made_up(DESTINATION_V6),
+            destination: DESTINATION_V6,
             ..set_probe
         };
         assert_eq!(read(&v6).0, Kind::Complete);

@@ -29,6 +29,7 @@ mod cmd {
     pub(super) const MAP_LOOKUP_ELEM: libc::c_int = 1;
     pub(super) const MAP_UPDATE_ELEM: libc::c_int = 2;
     pub(super) const MAP_DELETE_ELEM: libc::c_int = 3;
+    pub(super) const MAP_GET_NEXT_KEY: libc::c_int = 4;
     pub(super) const PROG_LOAD: libc::c_int = 5;
     pub(super) const OBJ_PIN: libc::c_int = 6;
     pub(super) const OBJ_GET: libc::c_int = 7;
@@ -352,14 +353,14 @@ impl<K: Plain, V: Plain> Map<K, V> {
     /// # Errors
     /// `EINVAL` when it is no hash or array of these sizes; else as bpf(2).
     pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        Self::of_types(fd, &[MapLayout::HASH, MapLayout::ARRAY, MapLayout::LRU_HASH])
+    }
+
+    fn of_types(fd: OwnedFd, types: &[u32]) -> Result<Self, Errno> {
         let info = map_info(fd.as_fd())?;
         let sizes_fit = info.shape.key_size as usize == size_of::<K>()
             && info.shape.value_size as usize == size_of::<V>();
-        let flat = matches!(
-            info.shape.map_type,
-            MapLayout::HASH | MapLayout::ARRAY | MapLayout::LRU_HASH
-        );
-        if !sizes_fit || !flat {
+        if !sizes_fit || !types.contains(&info.shape.map_type) {
             return Err(Errno::INVAL);
         }
         Ok(Self {
@@ -475,6 +476,96 @@ impl<K: Plain, V: Plain> Map<K, V> {
             }
             position = next;
             started = true;
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct NextKeyAttr {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    next_key: u64,
+}
+
+/// A longest-prefix-match trie whose keys and values are `K` and `V`. A key begins with the number of its bits that count.
+#[derive(Debug)]
+pub struct Trie<K, V>(Map<K, V>);
+
+impl<K: Plain, V: Plain> Trie<K, V> {
+    /// Takes a trie whose sizes are those of `K` and `V`.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is no trie of these sizes; else as bpf(2).
+    pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        Map::of_types(fd, &[MapLayout::LPM_TRIE]).map(Self)
+    }
+
+    /// What the kernel said of it when it was opened (nothing of it ever changes).
+    #[must_use]
+    pub const fn info(&self) -> MapInfo {
+        self.0.info
+    }
+
+    /// The value of the longest key that all the bits of which this one shares, itself or a shorter one. Which of them it
+    /// is, the kernel does not say: the value must.
+    ///
+    /// # Errors
+    /// As bpf(2).
+    pub fn lookup_longest(&self, key: &K) -> Result<Option<V>, Errno> {
+        self.0.lookup(key)
+    }
+
+    /// Writes an element, new or not.
+    ///
+    /// # Errors
+    /// As bpf(2): `ENOSPC` when it is full. Before Linux 6.13 that is said of an element that is there already, too.
+    pub fn update(&self, key: &K, value: &V) -> Result<(), Errno> {
+        self.0.update(key, value)
+    }
+
+    /// Deletes the element with exactly this key; says whether it was there.
+    ///
+    /// # Errors
+    /// As bpf(2).
+    pub fn delete(&self, key: &K) -> Result<bool, Errno> {
+        self.0.delete(key)
+    }
+
+    /// All elements. Nobody may delete meanwhile: from a key that is gone the kernel begins anew.
+    ///
+    /// # Errors
+    /// As bpf(2).
+    pub fn dump(&self) -> Result<Vec<(K, V)>, Errno> {
+        let most = self.info().shape.max_entries as usize;
+        let mut keys = Vec::new();
+        while let Some(key) = self.key_after(keys.last())? {
+            keys.push(key);
+            if keys.len() >= most {
+                break;
+            }
+        }
+        let element = |key: K| Ok(self.lookup_longest(&key)?.map(|value| (key, value)));
+        keys.into_iter()
+            .filter_map(|key| element(key).transpose())
+            .collect()
+    }
+
+    /// The key that follows, the first after none.
+    fn key_after(&self, key: Option<&K>) -> Result<Option<K>, Errno> {
+        let mut next = MaybeUninit::<K>::uninit();
+        let mut attr = NextKeyAttr {
+            map_fd: fd(self.0.as_fd()),
+            key: key.map_or(0, |key| pointer(std::ptr::from_ref(key))),
+            next_key: pointer(next.as_mut_ptr()),
+            ..NextKeyAttr::default()
+        };
+        match bpf(cmd::MAP_GET_NEXT_KEY, &mut attr) {
+            // SAFETY: the kernel has filled `key_size` bytes, which is the size of `K`, and any bytes are a `K`.
+            Ok(_) => Ok(Some(unsafe { next.assume_init() })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Known {
     pub(super) rows: BTreeSet<Ifindex>,
     /// Routes, and the claim of each address that has any.
     services: BTreeSet<Service>,
+    prefixes: BTreeSet<Prefix>,
+    pub(super) locals: BTreeSet<IpAddr>,
     sources: BTreeSet<Source>,
     pub(super) policies: BTreeSet<SlotId>,
     pub(super) backends: BTreeSet<BackendId>,
@@ -33,11 +35,18 @@ pub(super) struct Known {
 /// A key of `services` in an order that keeps an interface, and in it an address, together: its claim first.
 type Service = (Ifindex, u8, abi::Address, u8, u16);
 
+/// A key of `prefixes`: interface, family, address, and how many bits count. Behind a prefix come those within it.
+type Prefix = (Ifindex, u8, abi::Address, u32);
+
 /// A key of `sources`: interface, family, address.
 type Source = (Ifindex, u8, abi::Address);
 
 const fn service(key: &abi::ServiceKey) -> Service {
     (key.ifindex, key.family, key.address, key.protocol, key.port)
+}
+
+const fn prefix(key: &abi::PrefixKey) -> Prefix {
+    (convert::interface_of(key), key.family, key.address, key.length)
 }
 
 const fn source(key: &abi::SourceKey) -> Source {
@@ -56,6 +65,14 @@ impl Known {
 
     pub(super) fn add_service(&mut self, key: &abi::ServiceKey) {
         self.services.insert(service(key));
+    }
+
+    pub(super) fn prefixes_len(&self) -> u64 {
+        self.prefixes.len() as u64
+    }
+
+    pub(super) fn add_prefix(&mut self, key: &abi::PrefixKey) {
+        self.prefixes.insert(prefix(key));
     }
 
     pub(super) fn add_source(&mut self, key: &abi::SourceKey) {
@@ -88,6 +105,41 @@ impl Known {
             .collect()
     }
 
+    /// Every key of `prefixes` that an interface has.
+    fn prefixes_of(&self, ifindex: Ifindex) -> Vec<abi::PrefixKey> {
+        self.prefixes
+            .range((ifindex, 0, [0; 16], 0)..=(ifindex, u8::MAX, [u8::MAX; 16], u32::MAX))
+            .map(|&(ifindex, family, address, length)| abi::PrefixKey {
+                length,
+                ifindex: ifindex.to_be(),
+                family,
+                pad: [0; 3],
+                address,
+            })
+            .collect()
+    }
+
+    /// The prefixes of an interface that lie within one, but for itself.
+    pub(super) fn within(&self, key: &abi::PrefixKey) -> Vec<(IpAddr, u8)> {
+        let (ifindex, family, first, length) = prefix(key);
+        self.prefixes
+            .range((ifindex, family, first, length + 1)..)
+            .take_while(|&&(of, of_family, address, _)| {
+                (of, of_family) == (ifindex, family)
+                    && abi::PrefixKey::new(ifindex, family, &address, length - abi::PrefixKey::HEAD) == *key
+            })
+            .filter_map(|&(.., address, length)| {
+                let address = convert::address_of(family, address)?;
+                Some((address, u8::try_from(length - abi::PrefixKey::HEAD).ok()?))
+            })
+            .collect()
+    }
+
+    /// Whether this very packet has a service.
+    pub(super) fn has_service(&self, key: &abi::ServiceKey) -> bool {
+        self.services.contains(&service(key))
+    }
+
     fn sources_of(&self, ifindex: Ifindex) -> Vec<abi::SourceKey> {
         self.sources
             .range((ifindex, 0, [0; 16])..=(ifindex, u8::MAX, [u8::MAX; 16]))
@@ -108,10 +160,12 @@ pub(super) struct Tally {
 }
 
 /// Maps that this process writes, in the order of [`Tally`].
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 8] = [
     pin::CONSUMERS,
     pin::SOURCES,
+    pin::LOCALS,
     pin::SERVICES,
+    pin::PREFIXES,
     pin::POLICIES,
     pin::SLOTS,
     pin::BACKENDS,
@@ -162,6 +216,66 @@ enum Before<V> {
     Absent,
 }
 
+impl<V> Before<V> {
+    /// What there was instead, if anything; none when nothing was replaced.
+    #[expect(
+        clippy::option_option,
+        reason = "nothing done and nothing there before are different things here"
+    )]
+    fn replaced(self) -> Option<Option<V>> {
+        match self {
+            Self::Same => None,
+            Self::Other(before) => Some(Some(before)),
+            Self::Absent => Some(None),
+        }
+    }
+}
+
+/// One element of `services` or `prefixes`.
+enum Element {
+    Service(abi::ServiceKey, abi::RouteEntry),
+    Prefix(abi::PrefixKey, abi::PrefixEntry),
+}
+
+impl Element {
+    fn service(&self) -> Option<Service> {
+        match self {
+            Self::Service(key, _) => Some(service(key)),
+            Self::Prefix(..) => None,
+        }
+    }
+
+    fn prefix(&self) -> Option<Prefix> {
+        match self {
+            Self::Service(..) => None,
+            Self::Prefix(key, _) => Some(prefix(key)),
+        }
+    }
+}
+
+/// An element that was written, and what there was before.
+enum Written {
+    Service(abi::ServiceKey, Option<abi::RouteEntry>),
+    Prefix(abi::PrefixKey, Option<abi::PrefixEntry>),
+}
+
+/// The elements of entries, in the order in which they are written.
+fn elements(ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> Vec<Element> {
+    let mut elements = Vec::new();
+    for (key, entry) in entries {
+        if let Some(key) = convert::service_key(ifindex, key) {
+            let claim = convert::claim_key(&key);
+            // The claim goes first: a fragment of a claimed destination must never find no mark.
+            elements.push(Element::Service(claim, abi::RouteEntry::claim(&claim)));
+            elements.push(Element::Service(key, convert::entry(&key, *entry)));
+        }
+        if let Some(key) = convert::prefix_key(ifindex, key) {
+            elements.push(Element::Prefix(key, convert::prefix_entry(&key, *entry)));
+        }
+    }
+    elements
+}
+
 impl Writer<'_> {
     fn put<K: Plain, V: Plain + PartialEq>(
         &mut self,
@@ -186,7 +300,12 @@ impl Writer<'_> {
         map: &Map<K, V>,
         key: &K,
     ) -> Result<(), OpError> {
-        match self.maps.writing(|| map.delete(key)) {
+        let deleted = self.maps.writing(|| map.delete(key));
+        self.taken(name, deleted)
+    }
+
+    fn taken(&mut self, name: &'static str, deleted: Result<bool, Errno>) -> Result<(), OpError> {
+        match deleted {
             Ok(true) => {
                 self.writes += 1;
                 self.tally.deleted(name);
@@ -255,70 +374,122 @@ impl Writer<'_> {
         ifindex: Ifindex,
         entries: &BTreeMap<RouteKey, Entry>,
     ) -> Result<(), OpError> {
-        let maps = self.maps;
-        let mut done: Vec<(abi::ServiceKey, Option<abi::RouteEntry>)> = Vec::new();
-        if let Some(prefix) = entries.keys().find(|key| key.is_prefix()) {
-            return Err(no_prefixes(prefix));
-        }
-        for (key, entry) in entries {
-            let Some(key) = convert::service_key(ifindex, key) else {
-                continue;
-            };
-            let claim = convert::claim_key(&key);
-            // The claim goes first: a fragment of a claimed destination must never find no mark.
-            for (key, value) in [
-                (claim, abi::RouteEntry::claim(&claim)),
-                (key, convert::entry(&key, *entry)),
-            ] {
-                match self.put(pin::SERVICES, &maps.services, &key, &value) {
-                    Ok(before) => {
-                        self.known.add_service(&key);
-                        match before {
-                            Before::Same => {}
-                            Before::Other(before) => done.push((key, Some(before))),
-                            Before::Absent => done.push((key, None)),
-                        }
-                    }
-                    Err(errno) => {
-                        self.undo(&done);
-                        let need = self.known.services_len() + self.missing(ifindex, entries);
-                        let have = maps.services.info().shape.max_entries;
-                        return Err(full_or_refused(pin::SERVICES, need, have, errno));
-                    }
+        let mut done = Vec::new();
+        for element in elements(ifindex, entries) {
+            match self.put_element(&element) {
+                Ok(written) => done.extend(written),
+                Err(errno) => {
+                    self.undo(&done);
+                    return Err(self.not_written(ifindex, entries, &element, errno));
                 }
             }
         }
         Ok(())
     }
 
-    /// Elements that `entries` need beyond those that are there.
-    fn missing(&self, ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> u64 {
-        let wanted: BTreeSet<Service> = entries
-            .keys()
-            .filter_map(|key| convert::service_key(ifindex, key))
-            .flat_map(|key| [service(&convert::claim_key(&key)), service(&key)])
-            .collect();
-        wanted.difference(&self.known.services).count() as u64
+    /// How to take it back; none when it was so already.
+    fn put_element(&mut self, element: &Element) -> Result<Option<Written>, Errno> {
+        let maps = self.maps;
+        match element {
+            Element::Service(key, value) => {
+                let before = self.put(pin::SERVICES, &maps.services, key, value)?;
+                self.known.add_service(key);
+                Ok(before.replaced().map(|before| Written::Service(*key, before)))
+            }
+            Element::Prefix(key, value) => {
+                let before = self.put_prefix(key, value)?;
+                self.known.add_prefix(key);
+                Ok(before.replaced().map(|before| Written::Prefix(*key, before)))
+            }
+        }
+    }
+
+    fn put_prefix(
+        &mut self,
+        key: &abi::PrefixKey,
+        value: &abi::PrefixEntry,
+    ) -> Result<Before<abi::PrefixEntry>, Errno> {
+        let maps = self.maps;
+        // A value that is not this key's is a shorter prefix's, or senseless and no loss.
+        let before = maps
+            .prefixes
+            .lookup_longest(key)?
+            .filter(|found| convert::prefix_entry_of(key, found).is_some());
+        if before.as_ref() == Some(value) {
+            return Ok(Before::Same);
+        }
+        let is_new = !self.known.prefixes.contains(&prefix(key));
+        if is_new && self.known.prefixes_len() >= u64::from(maps.room_for_prefixes()) {
+            return Err(Errno::NOSPC);
+        }
+        maps.writing(|| maps.prefixes.update(key, value))?;
+        self.writes += 1;
+        self.tally.updated(pin::PREFIXES);
+        Ok(before.map_or(Before::Absent, Before::Other))
+    }
+
+    /// Why the entries could not be written, and how much room they want.
+    fn not_written(
+        &self,
+        ifindex: Ifindex,
+        entries: &BTreeMap<RouteKey, Entry>,
+        element: &Element,
+        errno: Errno,
+    ) -> OpError {
+        let wanted = elements(ifindex, entries);
+        match element {
+            Element::Service(..) => {
+                let wanted: BTreeSet<Service> = wanted.iter().filter_map(Element::service).collect();
+                let missing = wanted.difference(&self.known.services).count() as u64;
+                let need = self.known.services_len() + missing;
+                let have = self.maps.services.info().shape.max_entries;
+                full_or_refused(pin::SERVICES, need, have, errno)
+            }
+            Element::Prefix(..) => {
+                let wanted: BTreeSet<Prefix> = wanted.iter().filter_map(Element::prefix).collect();
+                let missing = wanted.difference(&self.known.prefixes).count() as u64;
+                let need = self.known.prefixes_len() + missing;
+                full_or_refused(pin::PREFIXES, need, self.maps.room_for_prefixes(), errno)
+            }
+        }
     }
 
     /// Back to what was there, last first. What cannot be taken back stays known, so that it is cleared later.
-    fn undo(&mut self, done: &[(abi::ServiceKey, Option<abi::RouteEntry>)]) {
-        for (key, before) in done.iter().rev() {
-            let undone = match before {
-                Some(before) => self.maps.writing(|| self.maps.services.update(key, before)),
-                None => self.maps.writing(|| self.maps.services.delete(key)).map(drop),
-            };
-            match (undone, before) {
-                (Ok(()), None) => {
-                    self.tally.deleted(pin::SERVICES);
-                    self.known.services.remove(&service(key));
-                }
-                (Ok(()), Some(_)) => self.tally.updated(pin::SERVICES),
-                (Err(errno), _) => {
-                    tracing::warn!(ifindex = key.ifindex, %errno, "an entry of a failed write could not be taken back");
-                }
+    fn undo(&mut self, done: &[Written]) {
+        for written in done.iter().rev() {
+            if let Err((ifindex, errno)) = self.take_back(written) {
+                tracing::warn!(ifindex, %errno, "an entry of a failed write could not be taken back");
             }
         }
+    }
+
+    fn take_back(&mut self, written: &Written) -> Result<(), (Ifindex, Errno)> {
+        let maps = self.maps;
+        match written {
+            Written::Service(key, Some(before)) => {
+                maps.writing(|| maps.services.update(key, before))
+                    .map_err(|errno| (key.ifindex, errno))?;
+                self.tally.updated(pin::SERVICES);
+            }
+            Written::Service(key, None) => {
+                maps.writing(|| maps.services.delete(key))
+                    .map_err(|errno| (key.ifindex, errno))?;
+                self.tally.deleted(pin::SERVICES);
+                self.known.services.remove(&service(key));
+            }
+            Written::Prefix(key, Some(before)) => {
+                maps.writing(|| maps.prefixes.update(key, before))
+                    .map_err(|errno| (convert::interface_of(key), errno))?;
+                self.tally.updated(pin::PREFIXES);
+            }
+            Written::Prefix(key, None) => {
+                maps.writing(|| maps.prefixes.delete(key))
+                    .map_err(|errno| (convert::interface_of(key), errno))?;
+                self.tally.deleted(pin::PREFIXES);
+                self.known.prefixes.remove(&prefix(key));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn delete_entries(
@@ -329,12 +500,44 @@ impl Writer<'_> {
         let mut outcome = Ok(());
         for key in keys {
             // One that fails does not keep the others.
-            let deleted = convert::service_key(ifindex, key)
-                .ok_or_else(|| no_prefixes(key))
-                .and_then(|key| self.delete_service(&key));
-            outcome = outcome.and(deleted);
+            if let Some(key) = convert::service_key(ifindex, key) {
+                outcome = outcome.and(self.delete_service(&key));
+            }
+            if let Some(key) = convert::prefix_key(ifindex, key) {
+                outcome = outcome.and(self.delete_prefix(&key));
+            }
         }
         outcome
+    }
+
+    fn delete_prefix(&mut self, key: &abi::PrefixKey) -> Result<(), OpError> {
+        let deleted = self.maps.writing(|| self.maps.prefixes.delete(key));
+        self.taken(pin::PREFIXES, deleted)?;
+        self.known.prefixes.remove(&prefix(key));
+        Ok(())
+    }
+
+    /// Adds before it deletes.
+    pub(super) fn write_locals(
+        &mut self,
+        add: &BTreeSet<IpAddr>,
+        delete: &BTreeSet<IpAddr>,
+    ) -> Result<(), OpError> {
+        let maps = self.maps;
+        for &address in add {
+            let key = convert::local_key(address);
+            self.put(pin::LOCALS, &maps.locals, &key, &key.check())
+                .map_err(|errno| {
+                    let need = self.known.locals.union(add).count() as u64;
+                    full_or_refused(pin::LOCALS, need, maps.locals.info().shape.max_entries, errno)
+                })?;
+            self.known.locals.insert(address);
+        }
+        for address in delete.difference(add) {
+            self.take(pin::LOCALS, &maps.locals, &convert::local_key(*address))?;
+            self.known.locals.remove(address);
+        }
+        Ok(())
     }
 
     /// Deletes a route, and the claim of its address with the last one; or a claim that has no route.
@@ -351,11 +554,15 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Everything that is keyed by an interface: entries, sources, row. One that fails does not keep the others.
+    /// Everything that is keyed by an interface: entries of both kinds, sources, row. One that fails does not keep the others.
     pub(super) fn clear(&mut self, ifindex: Ifindex) -> Result<(), OpError> {
         let mut outcome = Ok(());
         for key in self.known.services_of(ifindex) {
             let deleted = self.delete_service(&key);
+            outcome = outcome.and(deleted);
+        }
+        for key in self.known.prefixes_of(ifindex) {
+            let deleted = self.delete_prefix(&key);
             outcome = outcome.and(deleted);
         }
         for key in self.known.sources_of(ifindex) {
@@ -438,13 +645,6 @@ pub(super) fn refused(operation: &str, map: &str, errno: Errno) -> OpError {
     }
 }
 
-/// What the maps of this layout do not take.
-pub(super) fn no_prefixes(key: &RouteKey) -> OpError {
-    OpError::Refused {
-        message: format!("{key}: there is no map for prefixes"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -488,6 +688,50 @@ mod tests {
         assert_eq!(keys, [key(7, 10, 53), convert::claim_key(&key(7, 10, 53))]);
         assert_eq!(known.sources_of(7).len(), 1);
         assert_eq!(known.services_of(9), []);
+    }
+
+    fn prefix_of(ifindex: u32, network: [u8; 4], length: u8) -> abi::PrefixKey {
+        let address = IpAddr::from(network);
+        convert::prefix_key(ifindex, &RouteKey::Prefix { address, length }).unwrap()
+    }
+
+    #[test]
+    fn the_prefixes_within_a_prefix_are_its_own_interfaces_longer_ones() {
+        let mut known = Known::default();
+        for ifindex in [6, 7, 8] {
+            for (network, length) in [
+                ([0, 0, 0, 0], 0),
+                ([9, 0, 0, 0], 8),
+                ([10, 0, 0, 0], 8),
+                ([10, 0, 0, 0], 16),
+                ([10, 255, 255, 255], 32),
+                ([11, 0, 0, 0], 8),
+            ] {
+                known.add_prefix(&prefix_of(ifindex, network, length));
+            }
+            let v6 = RouteKey::Prefix {
+                address: IpAddr::from([0_u16; 8]),
+                length: 0,
+            };
+            known.add_prefix(&convert::prefix_key(ifindex, &v6).unwrap());
+        }
+        let within = |network, length| known.within(&prefix_of(7, network, length));
+        assert_eq!(
+            within([10, 0, 0, 0], 8),
+            [
+                (IpAddr::from([10, 0, 0, 0]), 16),
+                (IpAddr::from([10, 255, 255, 255]), 32)
+            ]
+        );
+        assert_eq!(within([0, 0, 0, 0], 0).len(), 5);
+        assert_eq!(within([10, 0, 0, 0], 16), []);
+        assert_eq!(known.prefixes_of(7).len(), 7);
+        assert!(
+            known
+                .prefixes_of(7)
+                .iter()
+                .all(|key| convert::interface_of(key) == 7)
+        );
     }
 
     #[test]

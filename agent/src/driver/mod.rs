@@ -268,7 +268,7 @@ impl Driver {
         let ifindex = match news {
             LinkNews::Present(link) => link.ifindex,
             LinkNews::Gone(ifindex) => *ifindex,
-            LinkNews::Dump(_) | LinkNews::Locals(addresses) => Event::Locals(addresses),
+            LinkNews::Dump(_) | LinkNews::Locals(_) => return,
         };
         for waiter in &mut self.waiters {
             waiter.link_seen |= waiter.ifindex == ifindex;

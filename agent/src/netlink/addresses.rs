@@ -106,7 +106,9 @@ impl Addresses {
     /// The dump is at its end. An interrupted one may lack what has been there all the time, and single addresses
     /// cannot be asked for: it counts for nothing. Says whether it was.
     pub(super) fn dump_ended(&mut self) -> bool {
-        let Some(dump) = self.dump.take() else { return false };
+        let Some(dump) = self.dump.take() else {
+            return false;
+        };
         if dump.interrupted {
             return true;
         }
@@ -266,7 +268,7 @@ mod tests {
                 4 => _ = self.notify_one(),
                 5 if !self.addresses.dumping() => self.begin(),
                 6 | 7 => _ = self.take_part(),
-                _ => _ = self.read_one(),
+                _ => self.read_one(),
             }
         }
 

@@ -478,7 +478,13 @@ mod tests {
             assert_eq!(state.answered(&present(1, link)), Ok(None));
         }
         let interrupted = false;
-        assert_eq!(state.answered(&done(1, 0)), Ok(Some(Finished { what: Dumped::Links, interrupted })));
+        assert_eq!(
+            state.answered(&done(1, 0)),
+            Ok(Some(Finished {
+                what: Dumped::Links,
+                interrupted
+            }))
+        );
         assert_eq!(news(&mut state), [LinkNews::Dump(links.to_vec())]);
         state
     }
@@ -602,7 +608,13 @@ mod tests {
         part[6..8].copy_from_slice(&(libc::NLM_F_DUMP_INTR as u16).to_ne_bytes());
         state.answered(&part).unwrap();
         let interrupted = true;
-        assert_eq!(state.answered(&done(2, 0)), Ok(Some(Finished { what: Dumped::Links, interrupted })));
+        assert_eq!(
+            state.answered(&done(2, 0)),
+            Ok(Some(Finished {
+                what: Dumped::Links,
+                interrupted
+            }))
+        );
         assert_eq!(news(&mut state), [LinkNews::Dump(vec![link(2, 1), link(3, 1)])]);
         assert_eq!(state.next_ask(), Some(2));
     }
