@@ -184,6 +184,11 @@ fn said(what: &Happening) -> Said<'_> {
             entries: Some(*entries),
             ..Said::default()
         },
+        Happening::PolicyRemoved(entries) => Said {
+            what: "a policy is gone: its entries are removed",
+            entries: Some(*entries),
+            ..Said::default()
+        },
         Happening::Summary { .. } => Said::default(),
         Happening::RegistryUnreadable(message) => Said {
             what: "an identity could not be read: what was known stays",

@@ -1037,6 +1037,8 @@ pub enum Happening {
     SwitchOverdue(OnDeadline),
     /// So many entries were removed because a consumer is no longer selected.
     Removed(u32),
+    /// A policy is gone, and so many entries of it, of all its consumers, were removed.
+    PolicyRemoved(u32),
     /// Counts by state, periodic while anything is held: programmed, held, failed, pending.
     Summary {
         /// Intents programmed.

@@ -368,6 +368,9 @@ impl Engine {
         }
         if let Some(state) = self.objects.policies.remove(&id) {
             if let Some(slot) = state.slot {
+                if let Some(slot) = self.slots.get_mut(&slot) {
+                    slot.policy_gone = true;
+                }
                 self.disown(slot);
             }
             if state.view.is_some() {

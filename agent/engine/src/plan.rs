@@ -93,7 +93,8 @@ impl Goal {
 /// Entries that were deleted, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Removed {
-    pub(crate) policy: Option<ObjectName>,
+    /// The slot that they led to.
+    pub(crate) slot: SlotId,
     pub(crate) consumer: Option<ObjectName>,
     pub(crate) keys: u32,
 }
@@ -451,12 +452,16 @@ impl Engine {
             }
             (What::Detach(_), Err(_)) => port.program.failed(op),
             (What::Clear { .. }, Ok(_) | Err(OpError::NoDevice)) => {
+                port.clearing = None;
                 port.cleared(op);
                 // Nothing is there any more of what the others were about.
                 port.troubles
                     .retain(|goal, _| matches!(goal, Goal::Attached | Goal::Detached));
             }
-            (What::Clear { .. }, Err(_)) => port.clear_failed(op),
+            (What::Clear { .. }, Err(_)) => {
+                port.clearing = None;
+                port.clear_failed(op);
+            }
             (
                 What::Row {
                     goal,
@@ -529,12 +534,17 @@ impl Engine {
     }
 
     fn say_removed(&mut self, ifindex: Ifindex, removed: Vec<Removed>) {
-        for Removed {
-            policy,
-            consumer,
-            keys,
-        } in removed
-        {
+        for Removed { slot, consumer, keys } in removed {
+            let Some(slot) = self.slots.get_mut(&slot) else {
+                continue;
+            };
+            let policy = slot.of.clone();
+            if slot.policy_gone || policy.is_none() {
+                // One line for all consumers, when the last of it has gone. (Without a name: it went before this
+                // life began.)
+                slot.removed += keys;
+                continue;
+            }
             self.out.log.push(LogLine {
                 level: Level::Info,
                 what: Happening::Removed(keys),

@@ -82,6 +82,8 @@ pub(crate) struct Port {
     pub(crate) covered: u32,
     /// Operations that take open entries away.
     pub(crate) revoking: BTreeSet<OpId>,
+    /// The clear that is out: until its answer nothing is written that it would delete.
+    pub(crate) clearing: Option<OpId>,
     /// The last operation (or change of the device) that makes proofs void.
     touched: OpId,
     /// The last operation before the present device came. Neither number nor MAC tells devices apart.
@@ -116,6 +118,7 @@ impl Default for Port {
             revoked: 0,
             covered: 0,
             revoking: BTreeSet::new(),
+            clearing: None,
             touched: OpId(0),
             before_device: OpId(0),
             troubles: BTreeMap::new(),
@@ -715,7 +718,7 @@ impl Engine {
             self.vacate(ifindex, port);
             return;
         }
-        if port.attachments.is_empty() {
+        if port.attachments.is_empty() || port.clearing.is_some() {
             return;
         }
         if claims.is_empty() {
@@ -833,6 +836,7 @@ impl Engine {
             .flatten()
             .map(|row| row.epoch)
             .next_back();
+        port.clearing = Some(op);
         port.row.send(op, None);
         port.sources.send(op, BTreeSet::new());
         for cell in port.entries.values_mut() {
@@ -1372,12 +1376,7 @@ impl Engine {
         counts
             .into_iter()
             .map(|(slot, keys)| Removed {
-                policy: self
-                    .slots
-                    .get(&slot)
-                    .and_then(|slot| slot.owner)
-                    .and_then(|owner| self.objects.policies.get(&owner))
-                    .map(|state| state.object.name.clone()),
+                slot,
                 consumer: consumer.clone(),
                 keys,
             })

@@ -14,8 +14,8 @@ use crate::families::Families;
 use crate::gate::Known;
 use crate::model::{
     Adoption, Backend, BackendId, Boot, Delivery, Destination, Device, FailReason, Happening, Ifindex, Level,
-    LogLine, Mac, NameHash, OnDeadline, Op, OpError, OpId, OpResult, PolicySlot, PolicySpec, Selected,
-    SlotId, Token, UidHash, WhileHeld,
+    LogLine, Mac, NameHash, ObjectName, OnDeadline, Op, OpError, OpId, OpResult, PolicySlot, PolicySpec,
+    Selected, SlotId, Token, UidHash, WhileHeld,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState, Served};
 use crate::plan::{Trouble, What};
@@ -119,6 +119,12 @@ struct Building {
 #[derive(Clone, Debug)]
 pub(crate) struct SlotState {
     pub(crate) owner: Option<PolicyId>,
+    /// The policy that owns it, or owned it last in this life.
+    pub(crate) of: Option<ObjectName>,
+    /// That policy is gone.
+    pub(crate) policy_gone: bool,
+    /// Entries that were removed since.
+    pub(crate) removed: u32,
     name: NameHash,
     uid: UidHash,
     pub(crate) cell: Cell<Option<PolicySlot>>,
@@ -164,6 +170,9 @@ impl SlotState {
     fn new(name: NameHash, uid: UidHash) -> Self {
         Self {
             owner: None,
+            of: None,
+            policy_gone: false,
+            removed: 0,
             name,
             uid,
             cell: Cell::Sure(None),
@@ -624,9 +633,13 @@ impl Engine {
                 slot
             }
         };
+        let of = state.object.name.clone();
         let value = {
             let slot_state = self.slots.get_mut(&slot)?;
             slot_state.owner = Some(id);
+            slot_state.of = Some(of);
+            slot_state.policy_gone = false;
+            slot_state.removed = 0;
             slot_state.name = name;
             slot_state.trouble = None;
             slot_state.cell.sure().cloned().flatten()
@@ -1586,6 +1599,15 @@ impl Engine {
         let Some(state) = self.slots.remove(&slot) else {
             return;
         };
+        if state.removed > 0 {
+            self.out.log.push(LogLine {
+                level: Level::Info,
+                what: Happening::PolicyRemoved(state.removed),
+                policy: state.of,
+                consumer: None,
+                ifindex: None,
+            });
+        }
         if self.slot_by_uid.get(&state.uid) == Some(&slot) {
             self.slot_by_uid.remove(&state.uid);
         }

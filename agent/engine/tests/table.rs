@@ -897,6 +897,105 @@ fn rule_12_a_producer_counts_only_when_its_program_is_attached() {
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
 
+#[test]
+fn rule_18_nothing_is_written_to_an_interface_while_its_clear_is_out() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("dns"))]));
+    assert_eq!(briefs(&bench.poll()), ["row 5 closed epoch 1"]);
+    assert_eq!(briefs(&bench.yes()), ["clear 5"]);
+    // Somebody selects the consumer before the answer.
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "other",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    bench.poll();
+    bench.answer(
+        |op| matches!(op, Op::WritePolicy { .. }),
+        Ok(OpDone { writes: 1 }),
+    );
+    let sent = bench.poll();
+    assert!(
+        !sent.iter().any(|op| matches!(
+            op,
+            Op::WriteEntries { .. } | Op::WriteRow { .. } | Op::WriteSources { .. }
+        )),
+        "{sent:#?}"
+    );
+    bench.run();
+    assert_eq!(bench.state("other", "web"), State::Programmed);
+    assert_eq!(
+        bench.kernel.pins.entries[&5].keys().copied().collect::<Vec<_>>(),
+        [key(2)]
+    );
+}
+
+#[test]
+fn a_policy_that_goes_is_one_line_however_many_consumers_it_had() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.registry.insert(7, identity(107, 7));
+    bench.give(Event::Link(veth(7, "hfnew", 7)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("new", "hfnew", "web")),
+        ObjectChange::Policy(policy("two", "web", "dns", &[2, 3])),
+    ]));
+    bench.run();
+    bench.log();
+    // On one consumer it leaves entries beside another policy's, on the other as well.
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("two"))]));
+    bench.run();
+    let removals = |bench: &mut Bench| -> Vec<(Happening, Option<String>, Option<String>)> {
+        bench
+            .log()
+            .into_iter()
+            .filter(|line| matches!(line.what, Happening::Removed(_) | Happening::PolicyRemoved(_)))
+            .map(|line| {
+                (
+                    line.what,
+                    line.policy.map(|name| name.name),
+                    line.consumer.map(|name| name.name),
+                )
+            })
+            .collect()
+    };
+    assert_eq!(
+        removals(&mut bench),
+        [(Happening::PolicyRemoved(4), Some("two".into()), None)]
+    );
+    // A consumer that is no longer selected has its own line, and names the policy.
+    bench.give(objects(vec![ObjectChange::Attachment(Attachment {
+        generation: 2,
+        ..attachment("new", "hfnew", "other")
+    })]));
+    bench.run();
+    assert_eq!(
+        removals(&mut bench),
+        [(Happening::Removed(1), Some("dns".into()), Some("new".into()))]
+    );
+    // So has the last one of a policy that stays.
+    bench.give(objects(vec![ObjectChange::Attachment(Attachment {
+        generation: 2,
+        ..attachment("web", "hfweb", "other")
+    })]));
+    bench.run();
+    assert_eq!(
+        removals(&mut bench),
+        [(Happening::Removed(1), Some("dns".into()), Some("web".into()))]
+    );
+    // Whoever had nothing in the kernel leaves no line.
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "none",
+        "nobody",
+        "dns",
+        &[9],
+    ))]));
+    bench.run();
+    bench.give(objects(vec![ObjectChange::PolicyGone(named("none"))]));
+    bench.run();
+    assert_eq!(removals(&mut bench), []);
+}
+
 // --- rules 16 to 18 ------------------------------------------------------------------------------------------
 
 #[test]
@@ -944,7 +1043,13 @@ fn rule_16_removing_counts_until_the_kernel_has_answered() {
     assert_eq!(bench.engine.view().summary().intents.removing, 1);
     bench.yes();
     assert_eq!(bench.engine.view().summary().intents.removing, 0);
-    assert!(bench.log().iter().any(|line| line.what == Happening::Removed(1)));
+    bench.run();
+    assert!(
+        bench
+            .log()
+            .iter()
+            .any(|line| line.what == Happening::PolicyRemoved(1))
+    );
 }
 
 #[test]
