@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use holdfast_ebpf::abi::{ConsumerRow, RouteEntry, ServiceKey, Verdict, control};
+use holdfast_ebpf::abi::{ConsumerRow, PrefixEntry, PrefixKey, RouteEntry, ServiceKey, Verdict, control};
 use holdfast_tests::say;
 
-use crate::frame::{ACK, SYN, Transport};
+use crate::checksum;
+use crate::frame::{ACK, Frame, SYN, Transport};
 use crate::plane::{
-    BASE, CONSUMER_MAC, CONSUMER_TOKEN, GENERATION, KINDS, OTHER_TOKEN, POLICY, PORT, PRODUCER_MAC,
-    PRODUCER_TOKEN, Plane, boot_ns, data, is, request, served,
+    BASE, CONSUMER_MAC, CONSUMER_TOKEN, GENERATION, KINDS, OTHER_TOKEN, POLICY, PRODUCER_MAC, PRODUCER_TOKEN,
+    Plain, Plane, SECOND_MAC, SECOND_TOKEN, boot_ns, data, is, request, served, trie_key,
 };
 
 pub(crate) fn answers_between_other_incarnations_are_stale() -> anyhow::Result<()> {
@@ -282,17 +283,9 @@ pub(crate) fn a_syn_chooses_anew() -> anyhow::Result<()> {
 pub(crate) fn an_answer_key_has_one_owner() -> anyhow::Result<()> {
     served(|plane| {
         // A second consumer without known addresses, which sends from the first one's.
-        let second = plane.stranger;
-        let token = CONSUMER_TOKEN + 7;
-        plane.register(second, token, [0; 6])?;
-        plane.row_of(second, token, 1, ConsumerRow::HAS_SERVICES)?;
+        let second = plane.second_consumer()?;
         for (transport, v6) in KINDS {
             let frame = request(transport, v6);
-            let key = ServiceKey {
-                ifindex: second,
-                ..plane.key(frame.destination.0, transport.number(), PORT)
-            };
-            plane.entry_at(key, POLICY, RouteEntry::OPEN)?;
             is(plane.ask(&frame)?, Verdict::Delivered, "the owner")?;
             is(
                 plane.send(second, &frame.bytes())?,
@@ -437,5 +430,167 @@ pub(crate) fn a_workload_can_be_consumer_and_producer() -> anyhow::Result<()> {
             Verdict::DropExpired,
             "its answer, too late",
         )
+    })
+}
+
+/// The port range of the tests.
+const PORTS: std::ops::RangeInclusive<u16> = 61_001..=65_535;
+
+/// The port that the second consumer's flow gets, and the packet that the producer sees; the first has the natural one.
+fn moved(plane: &mut Plane, second: u32, frame: &Frame) -> anyhow::Result<(u16, Vec<u8>)> {
+    let (verdict, run) = plane.send_whole(second, &frame.summed(), 7, [0; 5])?;
+    is(verdict, Verdict::Delivered, "the second consumer")?;
+    let at = if frame.source.0.is_ipv4() { 34 } else { 54 };
+    let port = u16::from_be_bytes([run.frame[at], run.frame[at + 1]]);
+    Ok((port, run.frame))
+}
+
+pub(crate) fn a_flow_gets_another_port_where_its_answers_would_be_anothers() -> anyhow::Result<()> {
+    served(|plane| {
+        let (producer, second) = (plane.producer, plane.second_consumer()?);
+        plane.set_control(control::PORTS, control::DEFAULT_PORTS)?;
+        for (transport, v6) in KINDS {
+            let frame = request(transport, v6);
+            let whole = |frame: &Frame| frame.summed();
+            is(plane.ask(&frame)?, Verdict::Delivered, "the owner")?;
+            let (port, seen) = moved(plane, second, &frame)?;
+            ensure!(PORTS.contains(&port), "port {port}");
+            let mut expected = whole(&frame.with_source_port(port));
+            expected[..6].copy_from_slice(&PRODUCER_MAC);
+            ensure!(seen == expected, "{seen:02x?} instead of {expected:02x?}");
+            // The same flow keeps its port: established, with its route looked up anew, and with its twin made anew.
+            ensure!(moved(plane, second, &data(&frame))?.0 == port);
+            plane.row_of(second, SECOND_TOKEN, 2, ConsumerRow::HAS_SERVICES)?;
+            ensure!(moved(plane, second, &data(&frame))?.0 == port);
+            let answer = frame.answer();
+            plane.forget_flow(producer, &answer.to_port(port))?;
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while plane.flow(producer, &answer.to_port(port))?.is_none() {
+                ensure!(Instant::now() < deadline, "the twin is never made again");
+                ensure!(moved(plane, second, &data(&frame))?.0 == port);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            // Answers find their way by the port that they are for, and show what was asked with.
+            for (to, mac, target) in [(port, SECOND_MAC, second), (40_000, CONSUMER_MAC, plane.consumer)] {
+                let sent = whole(&answer.to_port(to));
+                let (verdict, run) = plane.send_whole(producer, &sent, 7, [0; 5])?;
+                is(verdict, Verdict::Answered, "an answer")?;
+                let mut expected = whole(&answer);
+                expected[..6].copy_from_slice(&mac);
+                ensure!(
+                    run.frame == expected,
+                    "{:02x?} instead of {expected:02x?}",
+                    run.frame
+                );
+                let flow = plane.flow(producer, &answer.to_port(to))?.context("no flow")?;
+                ensure!(flow.consumer == target);
+            }
+            // The second one asks from that very port, too: another flow, with another port again.
+            let natural = frame.with_source_port(port);
+            let (other, _) = moved(plane, second, &natural)?;
+            ensure!(other != port && PORTS.contains(&other), "port {other}");
+            for (to, source) in [(port, 40_000), (other, port)] {
+                let sent = whole(&answer.to_port(to));
+                let (verdict, run) = plane.send_whole(producer, &sent, 7, [0; 5])?;
+                is(verdict, Verdict::Answered, "an answer")?;
+                let mut expected = whole(&answer.to_port(source));
+                expected[..6].copy_from_slice(&SECOND_MAC);
+                ensure!(run.frame == expected);
+            }
+            plane.row_of(second, SECOND_TOKEN, 1, ConsumerRow::HAS_SERVICES)?;
+            plane.forget_flows()?;
+        }
+        // One port: the second gets it, and nobody else.
+        plane.set_control(control::PORTS, control::ports(61_001, 61_001))?;
+        let frame = request(Transport::Udp, false);
+        is(plane.ask(&frame)?, Verdict::Delivered, "the owner")?;
+        ensure!(moved(plane, second, &frame)?.0 == 61_001);
+        is(
+            plane.ask(&frame.with_source_port(40_001))?,
+            Verdict::Delivered,
+            "another flow of the owner",
+        )?;
+        let third = frame.with_source_port(40_001).bytes();
+        is(
+            plane.send(second, &third)?,
+            Verdict::DropFlowCollision,
+            "no port is left",
+        )?;
+        // Other protocols have none.
+        let echo = frame.with(Transport::Other(1, 8)).with_source_port(0).to_port(0);
+        for ifindex in [plane.consumer, second] {
+            let key = PrefixKey {
+                ifindex: ifindex.to_be(),
+                ..plane.prefix_key(echo.destination.0, 32)
+            };
+            let entry = PrefixEntry {
+                check: key.check(),
+                length: 32,
+                policy: POLICY,
+                flags: RouteEntry::OPEN,
+            };
+            plane.prefixes()?.insert(&trie_key(&key), Plain(entry), 0)?;
+        }
+        plane.row_of(plane.consumer, CONSUMER_TOKEN, 1, ConsumerRow::HAS_PREFIXES_V4)?;
+        plane.row_of(second, SECOND_TOKEN, 1, ConsumerRow::HAS_PREFIXES_V4)?;
+        plane.set_control(control::PORTS, control::DEFAULT_PORTS)?;
+        is(plane.ask(&echo)?, Verdict::Delivered, "an echo request")?;
+        is(
+            plane.send(second, &echo.bytes())?,
+            Verdict::DropFlowCollision,
+            "the same from another",
+        )
+    })
+}
+
+pub(crate) fn ports_are_written_with_their_checksums() -> anyhow::Result<()> {
+    served(|plane| {
+        let (producer, second) = (plane.producer, plane.second_consumer()?);
+        plane.set_control(control::PORTS, control::DEFAULT_PORTS)?;
+        for v6 in [false, true] {
+            let frame = request(Transport::Udp, v6);
+            let checksum_at = if v6 { 60 } else { 40 };
+            is(plane.ask(&frame)?, Verdict::Delivered, "the owner")?;
+            let (port, _) = moved(plane, second, &frame)?;
+            // No checksum stays none.
+            let (_, run) = plane.send_whole(second, &frame.bytes(), 7, [0; 5])?;
+            ensure!(run.frame[checksum_at..checksum_at + 2] == [0, 0]);
+            let (_, run) = plane.send_whole(producer, &frame.answer().to_port(port).bytes(), 7, [0; 5])?;
+            ensure!(run.frame[checksum_at..checksum_at + 2] == [0, 0]);
+            // One that would become 0 is written as the other zero, or it would be none.
+            let mut found = false;
+            let mut payload = frame.summed();
+            let end = payload.len();
+            for word in 0..=u16::MAX {
+                payload[end - 2..].copy_from_slice(&word.to_be_bytes());
+                let mut after = payload.clone();
+                let at = if v6 { 54 } else { 34 };
+                after[at..at + 2].copy_from_slice(&port.to_be_bytes());
+                checksum::fill(&mut after);
+                if after[checksum_at..checksum_at + 2] == [0xff, 0xff] {
+                    checksum::fill(&mut payload);
+                    let (_, run) = plane.send_whole(second, &payload, 7, [0; 5])?;
+                    ensure!(
+                        run.frame[14..] == after[14..],
+                        "{:02x?} instead of {after:02x?}",
+                        run.frame
+                    );
+                    found = true;
+                }
+            }
+            ensure!(found, "no payload makes such a checksum");
+            // Later fragments have neither.
+            let first = frame.fragment(0, true, 77);
+            let (verdict, run) = plane.send_whole(second, &first.bytes(), 7, [0; 5])?;
+            is(verdict, Verdict::Delivered, "a first fragment")?;
+            let at = if v6 { 62 } else { 34 };
+            ensure!(run.frame[at..at + 2] == port.to_be_bytes());
+            let later = frame.fragment(8, false, 77).bytes();
+            let (verdict, run) = plane.send_whole(second, &later, 7, [0; 5])?;
+            is(verdict, Verdict::Delivered, "a later fragment")?;
+            ensure!(run.frame[14..] == later[14..], "was changed");
+            plane.forget_flows()?;
+        }
+        Ok(())
     })
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::checksum;
+
 /// TCP flags.
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const ACK: u8 = 0x10;
@@ -147,6 +149,13 @@ impl Frame {
         bytes
     }
 
+    /// As [`Self::bytes`], with every checksum.
+    pub(crate) fn summed(&self) -> Vec<u8> {
+        let mut bytes = self.bytes();
+        checksum::fill(&mut bytes);
+        bytes
+    }
+
     fn transport_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.transport {
@@ -166,4 +175,23 @@ impl Frame {
         bytes.extend([0xaa; 16]);
         bytes
     }
+}
+
+/// An ICMP or ICMPv6 error about a frame, of which `keep` bytes behind the Ethernet header are quoted.
+pub(crate) fn error(source: IpAddr, destination: IpAddr, number: u8, about: &[u8], keep: usize) -> Vec<u8> {
+    let protocol = if source.is_ipv4() { 1 } else { 58 };
+    let mut frame = Frame::new((source, 0), (destination, 0), Transport::Other(protocol, number)).bytes();
+    // Behind the eight bytes of its header.
+    let header = if source.is_ipv4() { 34 } else { 54 } + 8;
+    frame.truncate(header);
+    frame.extend(&about[14..about.len().min(14 + keep)]);
+    let length = (frame.len() - 14) as u16;
+    let (at, length) = if source.is_ipv4() {
+        (16, length)
+    } else {
+        (18, length - 40)
+    };
+    frame[at..at + 2].copy_from_slice(&length.to_be_bytes());
+    checksum::fill(&mut frame);
+    frame
 }

@@ -1,10 +1,14 @@
 //! The program itself, in the kernel: every verdict by test run on real devices, then real packets between namespaces.
 
+mod checksum;
+mod errors;
 mod flows;
 mod frame;
 mod gates;
 mod headers;
+mod neighbours;
 mod plane;
+mod prefixes;
 mod probes;
 mod values;
 mod wire;
@@ -35,6 +39,21 @@ holdfast_tests::suite! {
     flows::an_answer_key_has_one_owner,
     flows::an_evicted_answer_entry_is_made_again,
     flows::new_flows_have_a_rate,
+    flows::a_flow_gets_another_port_where_its_answers_would_be_anothers,
+    flows::ports_are_written_with_their_checksums,
+    errors::errors_reach_who_sent_what_they_quote,
+    errors::quotes_show_the_port_that_their_reader_knows,
+    errors::errors_about_flows_that_are_not_current_are_stale,
+    errors::errors_about_nothing_of_ours_pass,
+    prefixes::prefixes_take_what_they_cover_of_every_protocol,
+    prefixes::the_most_specific_route_wins,
+    prefixes::a_prefix_holds_by_its_own_gates,
+    prefixes::f33_the_nodes_own_addresses_are_never_captured,
+    prefixes::packets_without_ports_do_not_get_around_a_prefix,
+    prefixes::answers_of_prefixes_are_looked_up_again,
+    neighbours::neighbours_need_an_address_of_the_family_and_a_device,
+    neighbours::whoever_sends_what_is_too_big_is_told,
+    neighbours::few_are_told,
     gates::a_bound_of_staleness_ends_service,
     values::values_that_prove_another_key_are_misses,
     values::f49_replacement_under_load_leaks_nothing,

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, ensure};
+use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader};
 use holdfast::datapath::object::object;
 use holdfast_ebpf::abi::{
-    self, Backend, ConsumerRow, Flow, FlowKey, PolicySlot, RegistryRow, RouteEntry, Selector, ServiceKey,
-    SourceKey, Target, Verdict, control, pin, probe,
+    self, Backend, ConsumerRow, Flow, FlowKey, Fragment, FragmentKey, LocalKey, PolicySlot, PrefixEntry,
+    PrefixKey, RegistryRow, RouteEntry, Selector, ServiceKey, SourceKey, Target, Verdict, control, pin,
+    probe,
 };
 use holdfast_tests::Space;
 use holdfast_tests::rtnl::{End, Mac, Rtnl};
@@ -44,7 +46,9 @@ pub(crate) const FLOWS: u32 = 16_384;
 pub(crate) const CONSUMER_TOKEN: u64 = 0xc0c0_c0c0_c0c0_c0c0;
 pub(crate) const PRODUCER_TOKEN: u64 = 0x0101_0101_0101_0101;
 pub(crate) const OTHER_TOKEN: u64 = 0x0202_0202_0202_0202;
+pub(crate) const SECOND_TOKEN: u64 = CONSUMER_TOKEN + 7;
 /// MACs of the workloads.
+pub(crate) const SECOND_MAC: [u8; 6] = [2, 0xc, 0, 0, 0, 2];
 pub(crate) const CONSUMER_MAC: [u8; 6] = [2, 0xc, 0, 0, 0, 1];
 pub(crate) const PRODUCER_MAC: [u8; 6] = [2, 0xd, 0, 0, 0, 1];
 
@@ -65,6 +69,8 @@ pub(crate) struct Plane {
     pub(crate) producer: u32,
     pub(crate) other: u32,
     pub(crate) stranger: u32,
+    /// The node itself.
+    pub(crate) node: Space,
     /// What is behind them.
     pub(crate) consumer_space: Space,
     pub(crate) producer_space: Space,
@@ -100,6 +106,7 @@ pub(crate) fn bare(test: impl FnOnce(&mut Plane) -> anyhow::Result<()> + Send) -
         shipped_rights()?;
         let mut plane = Plane {
             ebpf: load()?,
+            node: node.clone(),
             consumer: consumer.1,
             producer: producer.1,
             other: other.1,
@@ -255,12 +262,23 @@ impl Plane {
     }
 
     pub(crate) fn row_of(&mut self, ifindex: u32, token: u64, epoch: u32, flags: u32) -> anyhow::Result<()> {
+        self.row_with(ifindex, token, epoch, flags, 0)
+    }
+
+    pub(crate) fn row_with(
+        &mut self,
+        ifindex: u32,
+        token: u64,
+        epoch: u32,
+        flags: u32,
+        device: u32,
+    ) -> anyhow::Result<()> {
         let row = ConsumerRow {
             ifindex,
             epoch,
             token,
             flags,
-            device: 0,
+            device,
         };
         Ok(self.hash(pin::CONSUMERS)?.insert(Plain(ifindex), Plain(row), 0)?)
     }
@@ -306,6 +324,43 @@ impl Plane {
             .remove(&Plain(key))?)
     }
 
+    /// Makes a backend one that is reached as a neighbour.
+    pub(crate) fn neighbour(
+        &mut self,
+        id: u32,
+        device: u32,
+        v4: Option<Ipv4Addr>,
+        v6: Option<Ipv6Addr>,
+    ) -> anyhow::Result<()> {
+        self.backend_with(id, |backend| {
+            backend.device = device;
+            backend.address_v4 = v4.map_or([0; 4], |address| address.octets());
+            backend.address_v6 = v6.map_or([0; 16], |address| address.octets());
+            backend.target = Target {
+                kind: Target::NEIGH,
+                ..Target::unpack(backend.target)
+            }
+            .pack();
+        })
+    }
+
+    /// A second consumer without known addresses at the stranger's interface, which may ask what the first may.
+    pub(crate) fn second_consumer(&mut self) -> anyhow::Result<u32> {
+        let second = self.stranger;
+        self.register(second, SECOND_TOKEN, SECOND_MAC)?;
+        self.row_of(second, SECOND_TOKEN, 1, ConsumerRow::HAS_SERVICES)?;
+        for address in [SERVICE_V4, SERVICE_V6] {
+            for protocol in [6, 17] {
+                let key = ServiceKey {
+                    ifindex: second,
+                    ..self.key(address, protocol, PORT)
+                };
+                self.entry_at(key, POLICY, RouteEntry::OPEN)?;
+            }
+        }
+        Ok(second)
+    }
+
     /// The mark that some port of an address is claimed.
     pub(crate) fn claim(&mut self, to: IpAddr) -> anyhow::Result<()> {
         let (family, address) = address(to);
@@ -313,6 +368,52 @@ impl Plane {
         Ok(self
             .hash(pin::SERVICES)?
             .insert(Plain(key), Plain(RouteEntry::claim(&key)), 0)?)
+    }
+
+    /// A prefix entry of the consumer.
+    pub(crate) fn prefix(&mut self, to: IpAddr, length: u8, policy: u32, flags: u32) -> anyhow::Result<()> {
+        let key = self.prefix_key(to, length);
+        let entry = PrefixEntry {
+            check: key.check(),
+            length: length.into(),
+            policy,
+            flags,
+        };
+        self.prefixes()?
+            .insert(&trie_key(&key), Plain(entry), 0)
+            .context("cannot write a prefix")
+    }
+
+    pub(crate) fn remove_prefix(&mut self, to: IpAddr, length: u8) -> anyhow::Result<()> {
+        let key = self.prefix_key(to, length);
+        Ok(self.prefixes()?.remove(&trie_key(&key))?)
+    }
+
+    pub(crate) fn prefix_key(&self, to: IpAddr, length: u8) -> PrefixKey {
+        let (family, address) = address(to);
+        PrefixKey::new(self.consumer, family, &address, length.into())
+    }
+
+    pub(crate) fn prefixes(&mut self) -> anyhow::Result<LpmTrie<&mut MapData, [u8; 24], Plain<PrefixEntry>>> {
+        let map = self
+            .ebpf
+            .map_mut(pin::PREFIXES)
+            .context("there are no prefixes")?;
+        Ok(LpmTrie::try_from(map)?)
+    }
+
+    /// One of the node's own addresses.
+    pub(crate) fn local(&mut self, of: IpAddr) -> anyhow::Result<()> {
+        let key = local_key(of);
+        Ok(self
+            .hash(pin::LOCALS)?
+            .insert(Plain(key), Plain(key.check()), 0)?)
+    }
+
+    pub(crate) fn remove_local(&mut self, of: IpAddr) -> anyhow::Result<()> {
+        Ok(self
+            .hash::<LocalKey, u64>(pin::LOCALS)?
+            .remove(&Plain(local_key(of)))?)
     }
 
     /// One of the consumer's own addresses.
@@ -432,6 +533,16 @@ impl Plane {
         Ok(())
     }
 
+    /// Forgets every datagram whose fragments are on their way.
+    pub(crate) fn forget_fragments(&mut self) -> anyhow::Result<()> {
+        let mut fragments = self.hash::<FragmentKey, Fragment>(pin::FRAGMENTS)?;
+        let keys: Result<Vec<_>, _> = fragments.keys().collect();
+        for key in keys? {
+            fragments.remove(&key)?;
+        }
+        Ok(())
+    }
+
     /// Removes one flow entry.
     pub(crate) fn forget_flow(&mut self, ifindex: u32, frame: &Frame) -> anyhow::Result<()> {
         let key = flow_key(ifindex, frame);
@@ -513,7 +624,13 @@ impl Plane {
             Verdict::Delivered | Verdict::Answered => REDIRECT,
             _ => SHOT,
         };
-        ensure!(run.action == expected, "{verdict:?} with action {}", run.action);
+        // Whoever sent what is too big is told: the packet goes back, as the answer.
+        let told = verdict == Verdict::DropTooBig && run.action == REDIRECT;
+        ensure!(
+            told || run.action == expected,
+            "{verdict:?} with action {}",
+            run.action
+        );
         if matches!(verdict, Verdict::Pass | Verdict::PassedHeld) {
             ensure!(
                 run.frame == frame && run.mark == mark,
@@ -596,6 +713,24 @@ impl Plane {
             count += 1;
         }
         Ok(count)
+    }
+}
+
+/// As aya wants it: the length apart.
+pub(crate) fn trie_key(key: &PrefixKey) -> Key<[u8; 24]> {
+    let mut data = [0; 24];
+    data[..4].copy_from_slice(&key.ifindex.to_ne_bytes());
+    data[4] = key.family;
+    data[8..].copy_from_slice(&key.address);
+    Key::new(key.length, data)
+}
+
+fn local_key(of: IpAddr) -> LocalKey {
+    let (family, address) = address(of);
+    LocalKey {
+        family,
+        pad: [0; 3],
+        address,
     }
 }
 
