@@ -213,6 +213,12 @@ fn is_open(entry: Option<Entry>) -> bool {
     entry.is_some_and(|entry| entry.open)
 }
 
+/// What closes an entry that may be open.
+fn closed_of(cell: &Cell<Option<Entry>>) -> Option<Entry> {
+    let open = cell.values().iter().flatten().find(|entry| entry.open)?;
+    Some(Entry { open: false, ..*open })
+}
+
 fn row_open(row: Option<Row>) -> bool {
     row.is_some_and(|row| row.token.is_some())
 }
@@ -701,17 +707,24 @@ impl Engine {
 
     fn plan_content(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
         if port.stale {
-            if port.bare() && port.quiet() {
-                port.stale = false;
-                port.revoked = port.covered;
-                port.troubles.remove(&Goal::Cleared);
-                // What is left of the program is a defunct link.
-                if port.program.idle() && !port.program.is(&None) && port.device.is_some() {
-                    port.program.doubt(None);
-                }
-            } else {
+            // A device with the same address may be the one that went, and still hold the program: there what is
+            // here is closed and rewritten, because nothing may leak in between.
+            let may_be_the_same = port
+                .device
+                .is_some_and(|device| port.program.may(|mac| *mac == Some(device.mac)));
+            let cleared = port.bare() && port.quiet();
+            if !may_be_the_same && !cleared {
                 self.clear(ifindex, port);
                 return;
+            }
+            port.stale = false;
+            if port.bare() {
+                port.revoked = port.covered;
+            }
+            port.troubles.remove(&Goal::Cleared);
+            // What is left of the program is a defunct link.
+            if port.program.idle() && !port.program.is(&None) && port.device.is_some() {
+                port.program.doubt(None);
             }
         }
         if port.device.is_none() || (port.attachments.is_empty() && self.may_remove()) {
@@ -1107,26 +1120,24 @@ impl Engine {
             let claim = claims.keys.get(&key).copied();
             let slot = claim.and_then(|index| plans[index].slot);
             let (Some(index), Some(slot)) = (claim, slot) else {
+                if claims.kept.contains(&key) && opening && cell.may(|entry| is_open(*entry)) {
+                    // Nobody can say what it wants any more: it does not go live with the others.
+                    revokes.extend(closed_of(cell).map(|entry| (key, entry)));
+                }
                 if claims.kept.contains(&key) || (claim.is_none() && !self.may_remove()) {
                     continue;
                 }
                 // Nobody's, or its new owner has no slot yet: closed first, so that a crash in the middle
                 // leaves a trace, then gone. There is no slot for a new owner as long as entries keep one in
-                // use that is nobody's.
-                let homeless = claim.is_none_or(|index| {
+                // use that is nobody's; but a claim that lost stands in for the one that won and has no room.
+                let no_room = claim.is_some_and(|index| {
                     let policy = self.objects.policies.get(&plans[index].policy);
-                    policy.is_some_and(|state| state.slot_trouble.is_some()) && self.leads_to_nobody(cell)
+                    policy.is_some_and(|state| state.slot_trouble.is_some())
                 });
-                if may_deliver {
-                    if let Some(entry) = cell.values().iter().flatten().find(|entry| entry.open) {
-                        revokes.insert(
-                            key,
-                            Entry {
-                                open: false,
-                                ..*entry
-                            },
-                        );
-                    }
+                let stands_in = no_room && self.is_claimed_by_its_owner(cell, claims, &key);
+                let homeless = claim.is_none() || (no_room && !stands_in);
+                if may_deliver || (stands_in && cell.may(|entry| is_open(*entry))) {
+                    revokes.extend(closed_of(cell).map(|entry| (key, entry)));
                 } else if homeless && !(row_may_be_open && uncovered) && !cell.is(&None) {
                     deletes.push(key);
                 }
@@ -1202,12 +1213,14 @@ impl Engine {
         }
     }
 
-    /// Whether the slot that an entry leads to has no owner any more.
-    fn leads_to_nobody(&self, cell: &Cell<Option<Entry>>) -> bool {
+    /// Whether the policy that an entry leads to claims this destination too, without the right to it.
+    fn is_claimed_by_its_owner(&self, cell: &Cell<Option<Entry>>, claims: &Claims, key: &RouteKey) -> bool {
         cell.values().iter().flatten().all(|entry| {
-            self.slots
-                .get(&entry.policy)
-                .is_none_or(|slot| slot.owner.is_none())
+            let owner = self.slots.get(&entry.policy).and_then(|slot| slot.owner);
+            claims
+                .intents
+                .iter()
+                .any(|claim| Some(claim.policy) == owner && claim.wanted.contains(key))
         })
     }
 
@@ -1670,7 +1683,9 @@ impl Engine {
         match result {
             Ok(_) => {
                 if fallback == 0 && intent.fallback == 0 {
-                    intent.entries_trouble = None;
+                    if intent.entries_trouble.take().is_some() {
+                        self.dirty.touched.insert(policy);
+                    }
                     if state.full.remove(&attachment) {
                         self.dirty.policies.insert(policy);
                     }
@@ -1687,6 +1702,7 @@ impl Engine {
                             .into();
                 }
                 intent.entries_trouble = Some(trouble);
+                self.dirty.touched.insert(policy);
                 // What may be open is closed if it is sure to exist, else deleted.
                 intent.fallback = if all_exist && fallback == 0 { 1 } else { 2 };
             }

@@ -571,7 +571,12 @@ impl Engine {
             return;
         };
         if knows_content {
-            self.kept_slots.remove(&slot);
+            if self.kept_slots.remove(&slot)
+                && let Some(ports) = self.slot_ports.get(&slot)
+            {
+                // What was kept because nobody knew better is judged now.
+                self.dirty.ports.extend(ports);
+            }
         } else {
             self.kept_slots.insert(slot);
         }
@@ -676,6 +681,8 @@ impl Engine {
     pub(crate) fn disown(&mut self, slot: SlotId) {
         if let Some(state) = self.slots.get_mut(&slot) {
             state.owner = None;
+            // To remove it is a new operation, whatever failed before.
+            state.trouble = None;
         }
         self.kept_slots.remove(&slot);
         if let Some(ports) = self.slot_ports.get(&slot) {
@@ -718,6 +725,15 @@ impl Engine {
         if slot_state.cell.is(&None) {
             // The slot comes first, empty: from now on destinations can be claimed.
             self.write_selector(id, slot, Selected::default(), None, true);
+            return;
+        }
+        if self.passes_wrongly(slot, &spec) {
+            // Whoever is held leaks until this is written: nothing goes before it.
+            let selected = slot_state
+                .cell
+                .sure()
+                .and_then(|value| value.as_ref().map(|v| v.selected));
+            self.write_selector(id, slot, selected.unwrap_or_default(), None, false);
             return;
         }
         if state.unsupported.is_some() {
@@ -769,6 +785,15 @@ impl Engine {
             }
         }
         self.move_to(id, slot, &wanted);
+    }
+
+    /// Whether a slot lets packets of held consumers pass although its policy does not any more, and can be written.
+    fn passes_wrongly(&self, slot: SlotId, spec: &PolicySpec) -> bool {
+        self.slots.get(&slot).is_some_and(|slot| {
+            matches!(slot.cell.sure(), Some(Some(value)) if value.pass_while_held)
+                && spec.while_held == WhileHeld::Drop
+                && !slot.trouble.as_ref().is_some_and(|trouble| trouble.blocked)
+        })
     }
 
     /// Brings the selected set to exactly these members.
@@ -1733,12 +1758,8 @@ impl Engine {
             state.face = Some(face);
             if other_set {
                 // What was disproved of another set says nothing about this one.
-                for trouble in state
-                    .intents
-                    .values_mut()
-                    .filter_map(|i| i.proof_trouble.as_mut())
-                {
-                    trouble.blocked = false;
+                for intent in state.intents.values_mut() {
+                    intent.proof_trouble = None;
                 }
             }
         }
