@@ -52,6 +52,8 @@ pub struct Settings {
     pub sizes: Sizes,
     /// Where the program is attached.
     pub attach: AttachMode,
+    /// Every packet is delivered as to a neighbour.
+    pub neighbour_only: bool,
     /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
     /// Per-policy series for every policy, not only for those in trouble.
@@ -190,7 +192,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let engine = Engine::new(Config {
         capacity,
         features: Kernel::FEATURES,
-        neighbour_only: false,
+        neighbour_only: settings.neighbour_only,
         hashes: hash::hashes(),
     });
 

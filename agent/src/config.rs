@@ -116,10 +116,13 @@ pub struct SizeArgs {
     /// Addresses of workloads
     #[arg(long, env = "HOLDFAST_MAP_SOURCES", value_name = "N", default_value_t = Sizes::default().sources, value_parser = size(1 << 24))]
     pub map_sources: u32,
+    /// Addresses of the node itself
+    #[arg(long, env = "HOLDFAST_MAP_LOCALS", value_name = "N", default_value_t = Sizes::default().locals, value_parser = size(1 << 20))]
+    pub map_locals: u32,
     /// Route entries: one for each interface and destination
     #[arg(long, env = "HOLDFAST_MAP_SERVICES", value_name = "N", default_value_t = Sizes::default().services, value_parser = size(1 << 24))]
     pub map_services: u32,
-    /// Route entries for prefixes: one for each interface and prefix
+    /// Route entries for prefixes: one for each interface and prefix, and one that stays free
     #[arg(long, env = "HOLDFAST_MAP_PREFIXES", value_name = "N", default_value_t = Sizes::default().prefixes, value_parser = size(1 << 24))]
     pub map_prefixes: u32,
     /// Policies
@@ -168,7 +171,7 @@ pub enum DeliveryMode {
     /// The best for each producer's interface
     #[default]
     Auto,
-    /// By the neighbour table: not in this release
+    /// As to a neighbour on a link, always: slower, and what is attached to the producers' interfaces as egress sees the packets
     Neigh,
 }
 
@@ -199,6 +202,8 @@ pub struct AgentConfig {
     pub all_policies: bool,
     /// Where the program is attached.
     pub attach: AttachMode,
+    /// Every packet is delivered as to a neighbour.
+    pub neighbour_only: bool,
     /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
     /// How lines are written.
@@ -214,14 +219,6 @@ pub struct AgentConfig {
 /// Flags that do not go.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A later release may do it.
-    #[error("--{flag} {value}: not in this release")]
-    Unsupported {
-        /// The flag.
-        flag: &'static str,
-        /// Its value.
-        value: &'static str,
-    },
     /// The host name cannot be the name of a node.
     #[error("the host name cannot be the name of a node ({0}): give --node")]
     HostName(String),
@@ -233,12 +230,6 @@ impl AgentConfig {
     /// # Errors
     /// [`ConfigError`].
     pub fn new(directories: Directories, args: AgentArgs) -> Result<Self, ConfigError> {
-        if args.delivery == DeliveryMode::Neigh {
-            return Err(ConfigError::Unsupported {
-                flag: "delivery",
-                value: "neigh",
-            });
-        }
         let node = match args.node {
             Some(node) => node,
             None => host_name()?,
@@ -252,6 +243,7 @@ impl AgentConfig {
             metrics_listen: args.metrics_listen,
             all_policies: args.policy_metrics == PolicyMetrics::All,
             attach: args.attach,
+            neighbour_only: args.delivery == DeliveryMode::Neigh,
             allow_foreign_before: args.allow_foreign_before,
             log_format: args.log_format,
             log: args.log,
@@ -259,6 +251,7 @@ impl AgentConfig {
             sizes: Sizes {
                 consumers: sizes.map_consumers,
                 sources: sizes.map_sources,
+                locals: sizes.map_locals,
                 services: sizes.map_services,
                 prefixes: sizes.map_prefixes,
                 policies: sizes.map_policies,
@@ -304,7 +297,7 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:9643");
         assert_eq!(config.metrics_listen, None);
         assert_eq!(config.sizes, Sizes::default());
-        assert!(!config.all_policies && !config.allow_foreign_before);
+        assert!(!config.all_policies && !config.allow_foreign_before && !config.neighbour_only);
         assert_eq!(
             config.directories.bpffs_dir,
             PathBuf::from("/sys/fs/bpf/holdfast")
@@ -312,13 +305,10 @@ mod tests {
     }
 
     #[test]
-    fn what_this_release_does_not_do_is_refused() {
-        assert_eq!(
-            config(&["--delivery", "neigh"]).unwrap_err(),
-            "--delivery neigh: not in this release"
-        );
+    fn what_does_not_go_is_refused() {
         for flags in [
             ["--attach", "xdp"],
+            ["--delivery", "peer"],
             ["--source", "kube"],
             ["--source", "dir:"],
             ["--node", "Edge_1"],

@@ -524,8 +524,8 @@ fn exit_codes() -> anyhow::Result<()> {
         "attachment register",
         "attachment register --interface a/b",
         "attachment unregister --ifindex 7 --token 0",
-        "agent --attach tc",
-        "agent --delivery neigh",
+        "agent --attach xdp",
+        "agent --delivery peer",
         "agent --source kube",
     ] {
         writeln!(text, "{} {command}", code(dir.path(), command)?)?;

@@ -29,6 +29,10 @@ suite! {
     a_producer_is_proven_by_its_own_device,
     a_packet_cannot_pass_for_a_probe,
     a_consumer_without_an_address_of_the_family_is_proven_to_be_refused,
+    a_prefix_is_proven_where_nothing_more_specific_leads,
+    the_nodes_own_addresses_are_proven_to_pass,
+    a_producer_reached_as_a_neighbour_is_proven_in_the_families_of_its_addresses,
+    every_member_of_a_set_is_proven,
     the_fake_agrees_with_the_kernel,
 }
 
@@ -469,6 +473,308 @@ fn a_consumer_without_an_address_of_the_family_is_proven_to_be_refused() -> anyh
     })
 }
 
+fn route(text: &str) -> anyhow::Result<RouteKey> {
+    let (address, length) = text.split_once('/').context("no length")?;
+    Ok(RouteKey::Prefix {
+        address: address.parse()?,
+        length: length.parse()?,
+    })
+}
+
+/// An intent about prefixes beside its services.
+fn with_prefixes(
+    ground: &mut Ground,
+    kernel: &Kernel,
+    prefixes: &[&str],
+) -> anyhow::Result<(Intent, [Space; 2])> {
+    let (mut intent, spaces) = ground.intent(kernel)?;
+    let entry = Entry {
+        policy: intent.slot,
+        open: true,
+    };
+    for text in prefixes {
+        intent.entries.insert(route(text)?, entry);
+    }
+    intent.row.has_prefixes_v4 = true;
+    intent.row.has_prefixes_v6 = true;
+    for op in intent.writes() {
+        carry_out(kernel, &op)?;
+    }
+    Ok((intent, spaces))
+}
+
+/// What becomes of a packet of the intent's consumer as things are.
+fn judged(kernel: &Kernel, intent: &Intent, destination: &str) -> anyhow::Result<(Verdict, u32)> {
+    let destination: IpAddr = destination.parse()?;
+    let own = intent
+        .sources
+        .iter()
+        .find(|source| source.is_ipv4() == destination.is_ipv4());
+    let packet = Packet {
+        source: *own.context("no source")?,
+        destination,
+        protocol: Protocol::Udp,
+        port: 4711,
+    };
+    let answer = kernel.ask(intent.consumer, &packet)?;
+    Ok((answer.verdict, answer.policy))
+}
+
+fn a_prefix_is_proven_where_nothing_more_specific_leads() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let networks = [
+            "0.0.0.0/0",
+            "10.96.0.0/16",
+            "10.96.0.0/32",
+            "::/0",
+            "fd00:96::/64",
+        ];
+        let (intent, _spaces) = with_prefixes(ground, &kernel, &networks)?;
+        let ifindex = intent.consumer.ifindex;
+        let proof = Op::ProveIntent(intent.proof());
+        carry_out(&kernel, &proof)?;
+        let delivered = (Verdict::Delivered, intent.slot);
+        for destination in ["192.0.2.9", "10.96.0.9", "10.96.0.0", "2001:db8::9", "fd00:96::9"] {
+            let judged = judged(&kernel, &intent, destination)?;
+            ensure!(judged == delivered, "{destination}: {judged:?}");
+        }
+
+        // Another policy's entries take their part, be they open or not, and be there a service at the first address.
+        let other = Entry {
+            policy: 9,
+            open: false,
+        };
+        let service = RouteKey::Service {
+            address: "1.0.0.0".parse()?,
+            protocol: Protocol::Udp,
+            port: 20_000,
+        };
+        let mut entries = BTreeMap::from([(service, other)]);
+        for text in ["10.96.0.1/32", "10.96.0.2/31", "10.96.0.4/30", "fd00:96::/65"] {
+            entries.insert(route(text)?, other);
+        }
+        carry_out(&kernel, &Op::WriteEntries { ifindex, entries })?;
+        ensure!(judged(&kernel, &intent, "10.96.0.5")? == (Verdict::DropHeld, 9));
+        ensure!(judged(&kernel, &intent, "10.96.0.9")? == delivered);
+        carry_out(&kernel, &proof)?;
+        // Of what is covered as a whole there is nothing to ask, and it is as it was written.
+        let halves = BTreeMap::from([
+            (route("fd00:96:0:0:8000::/65")?, other),
+            (route("0.0.0.0/1")?, other),
+            (route("128.0.0.0/1")?, other),
+        ]);
+        carry_out(
+            &kernel,
+            &Op::WriteEntries {
+                ifindex,
+                entries: halves,
+            },
+        )?;
+        carry_out(&kernel, &proof)?;
+
+        // What is missing is named, though a shorter one would answer; so is what is another's.
+        let maps = kernel.maps();
+        let (key, entry) = maps
+            .prefixes
+            .dump()?
+            .into_iter()
+            .find(|(_, entry)| entry.length == 16)
+            .context("no entry")?;
+        maps.prefixes.delete(&key)?;
+        let error = refusal(&kernel, &proof)?.to_string();
+        ensure!(
+            error.contains("entry 10.96.0.0/16") && error.contains("none"),
+            "{error}"
+        );
+        maps.prefixes
+            .update(&key, &abi::PrefixEntry { policy: 9, ..entry })?;
+        let error = refusal(&kernel, &proof)?.to_string();
+        ensure!(error.contains("entry 10.96.0.0/16"), "{error}");
+        maps.prefixes.update(&key, &entry)?;
+        carry_out(&kernel, &proof)?;
+        // The row knows of none: the entries are there, and no packet is looked up among them.
+        let row = Row {
+            has_prefixes_v4: false,
+            ..intent.row
+        };
+        carry_out(&kernel, &Op::WriteRow { ifindex, row })?;
+        let blind = Op::ProveIntent(IntentProof {
+            row,
+            ..intent.proof()
+        });
+        let error = refusal(&kernel, &blind)?.to_string();
+        ensure!(error.contains("answers") && error.contains("Pass"), "{error}");
+        Ok(())
+    })
+}
+
+fn the_nodes_own_addresses_are_proven_to_pass() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = with_prefixes(ground, &kernel, &["0.0.0.0/0", "::/0", "10.96.0.0/31"])?;
+        let proof = Op::ProveIntent(intent.proof());
+        let own = ["1.0.0.0", "10.96.0.0", "10.96.0.1", "fd00::5"];
+        let delivered = (Verdict::Delivered, intent.slot);
+        let each = |wanted: (Verdict, u32)| -> anyhow::Result<()> {
+            for address in own {
+                let judged = judged(&kernel, &intent, address)?;
+                ensure!(judged == wanted, "{address}: {judged:?}");
+            }
+            Ok(())
+        };
+        each(delivered)?;
+        let add: BTreeSet<IpAddr> = own.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        let none = BTreeSet::new();
+        carry_out(
+            &kernel,
+            &Op::WriteLocals {
+                add: add.clone(),
+                delete: none.clone(),
+            },
+        )?;
+        each((Verdict::Pass, 0))?;
+        carry_out(&kernel, &proof)?;
+
+        // One that is written and that the program does not know: the proof of a prefix that has it in it fails.
+        let maps = kernel.maps();
+        let (key, check) = maps
+            .locals
+            .dump()?
+            .into_iter()
+            .find(|(key, _)| key.family == abi::FAMILY_V6)
+            .context("no address")?;
+        maps.locals.delete(&key)?;
+        let error = refusal(&kernel, &proof)?.to_string();
+        ensure!(
+            error.contains("fd00::5") && error.contains("node's own"),
+            "{error}"
+        );
+        maps.locals.update(&key, &check)?;
+        carry_out(&kernel, &proof)?;
+        let (add, delete) = (none, add);
+        carry_out(&kernel, &Op::WriteLocals { add, delete })?;
+        each(delivered)?;
+        carry_out(&kernel, &proof)?;
+        Ok(())
+    })
+}
+
+fn a_producer_reached_as_a_neighbour_is_proven_in_the_families_of_its_addresses() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (mut intent, _spaces) = ground.intent(&kernel)?;
+        intent.row.via = Some(intent.consumer.ifindex);
+        let producer = intent.backends[&4].clone();
+        let via = Some(producer.ifindex);
+        let both = intent.entries.clone();
+        let of = |v4: bool| {
+            let of_family = both.iter().filter(|(key, _)| key.address().is_ipv4() == v4);
+            of_family
+                .map(|(key, entry)| (*key, *entry))
+                .collect::<BTreeMap<_, _>>()
+        };
+        // With an address of a family it is given that family's packets; the other's are nobody's.
+        for (v4, v6) in [(true, true), (true, false), (false, true)] {
+            intent.backends = BTreeMap::from([(
+                4,
+                Backend {
+                    via,
+                    address_v4: producer.address_v4.filter(|_| v4),
+                    address_v6: producer.address_v6.filter(|_| v6),
+                    ..producer.clone()
+                },
+            )]);
+            intent.entries = both.clone();
+            for op in intent.writes() {
+                carry_out(&kernel, &op)?;
+            }
+            carry_out(&kernel, &intent.set_proof())?;
+            for (family, has) in [(true, v4), (false, v6)] {
+                intent.entries = of(family);
+                let proof = Op::ProveIntent(intent.proof());
+                if has {
+                    carry_out(&kernel, &proof)?;
+                } else {
+                    let error = refusal(&kernel, &proof)?.to_string();
+                    ensure!(error.contains("DropNoProducer"), "{error}");
+                }
+            }
+        }
+        // Without any address it is never proven, though it is as it was written.
+        intent.backends = BTreeMap::from([(
+            4,
+            Backend {
+                via,
+                address_v4: None,
+                address_v6: None,
+                ..producer.clone()
+            },
+        )]);
+        carry_out(&kernel, &intent.writes()[0])?;
+        let error = refusal(&kernel, &intent.set_proof())?.to_string();
+        ensure!(error.contains("has no address"), "{error}");
+
+        // Another device is another way.
+        intent.backends = BTreeMap::from([(4, Backend { via, ..producer })]);
+        carry_out(&kernel, &intent.writes()[0])?;
+        carry_out(&kernel, &intent.set_proof())?;
+        let maps = kernel.maps();
+        let raw = maps.backends.lookup(&4)?.context("no backend")?;
+        for tampered in [
+            abi::Backend { device: 77, ..raw },
+            abi::Backend {
+                target: abi::Target {
+                    kind: abi::Target::PEER,
+                    ..abi::Target::unpack(raw.target)
+                }
+                .pack(),
+                ..raw
+            },
+        ] {
+            maps.backends.update(&4, &tampered)?;
+            let error = refusal(&kernel, &intent.set_proof())?.to_string();
+            ensure!(error.contains("backend 4"), "{error}");
+            maps.backends.update(&4, &raw)?;
+        }
+        carry_out(&kernel, &intent.set_proof())?;
+        Ok(())
+    })
+}
+
+fn every_member_of_a_set_is_proven() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (mut intent, _spaces) = ground.intent(&kernel)?;
+        let (second, _space) = ground.veth("hfprod2")?;
+        let token = ground.register("hfprod2")?.token;
+        // One by its peer, one as a neighbour.
+        let first = intent.backends[&4].clone();
+        let neighbour = Backend {
+            ifindex: second.ifindex,
+            token,
+            via: Some(second.ifindex),
+            ..first
+        };
+        intent.backends.insert(5, neighbour);
+        intent.slots = vec![4, 5, 5, 4, 5];
+        intent.policy.selected.length = 5;
+        for op in intent.writes() {
+            carry_out(&kernel, &op)?;
+        }
+        carry_out(&kernel, &intent.set_proof())?;
+        carry_out(&kernel, &Op::ProveIntent(intent.proof()))?;
+        // Each of them is asked for: that one is gone is found wherever its slots are.
+        ground.register("hfprod2")?;
+        let error = refusal(&kernel, &intent.set_proof())?.to_string();
+        ensure!(
+            error.contains("backend 5") && error.contains("DropNoProducer"),
+            "{error}"
+        );
+        Ok(())
+    })
+}
+
 // --- the fake ----------------------------------------------------------------------------------------------
 
 /// Random choices, repeatable by their seed.
@@ -504,6 +810,24 @@ const SERVICES: [(&str, Protocol, u16); 4] = [
     ("10.96.0.2", Protocol::Udp, 53),
     ("fd00:96::1", Protocol::Udp, 53),
 ];
+const PREFIXES: [&str; 6] = [
+    "10.96.0.0/16",
+    "10.96.0.1/32",
+    "10.96.0.0/30",
+    "0.0.0.0/0",
+    "fd00:96::/64",
+    "::/0",
+];
+/// Where packets go: to services and beside them.
+const DESTINATIONS: [&str; 7] = [
+    "10.96.0.1",
+    "10.96.0.2",
+    "10.96.0.9",
+    "192.0.2.9",
+    "fd00:96::1",
+    "fd00:96::9",
+    "2001:db8::9",
+];
 const SOURCES: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"];
 
 impl Script<'_> {
@@ -514,6 +838,29 @@ impl Script<'_> {
             protocol,
             port,
         }
+    }
+
+    fn route(&mut self) -> RouteKey {
+        if self.dice.once_in(2) {
+            return self.service();
+        }
+        let text = self.dice.pick(&PREFIXES);
+        route(text).unwrap_or(RouteKey::Prefix {
+            address: IpAddr::from([0; 4]),
+            length: 0,
+        })
+    }
+
+    fn destination(&mut self) -> IpAddr {
+        self.dice
+            .pick(&DESTINATIONS)
+            .parse()
+            .unwrap_or(IpAddr::from([0; 4]))
+    }
+
+    /// Mostly none: straight to the peer.
+    fn via(&mut self) -> Option<u32> {
+        self.dice.once_in(3).then(|| self.device().ifindex)
     }
 
     fn source(&mut self) -> IpAddr {
@@ -541,7 +888,11 @@ impl Script<'_> {
     fn selected(&mut self) -> Selected {
         Selected {
             base: self.dice.roll(2),
-            length: self.dice.roll(4).min(1) as u16,
+            length: if self.dice.once_in(6) {
+                0
+            } else {
+                1 + self.dice.roll(3) as u16
+            },
             generation: self.dice.roll(2),
         }
     }
@@ -560,9 +911,12 @@ impl Script<'_> {
             ifindex: device.ifindex,
             token: self.token_of(device),
             mac: Mac::default(),
-            address_v4: None,
-            address_v6: None,
-            via: None,
+            address_v4: self.dice.once_in(2).then(|| IpAddr::from([10, 0, 0, 9])),
+            address_v6: self
+                .dice
+                .once_in(2)
+                .then(|| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 9])),
+            via: self.via(),
             last_generation: self.dice.roll(3),
             drain_until: None,
         }
@@ -571,7 +925,7 @@ impl Script<'_> {
     fn op(&mut self) -> Op {
         let device = self.device();
         let ifindex = device.ifindex;
-        match self.dice.roll(24) {
+        match self.dice.roll(26) {
             0 => Op::Attach { device },
             1 if self.dice.once_in(4) => Op::Detach { ifindex },
             2 if self.dice.once_in(3) => Op::ClearInterface { ifindex },
@@ -585,9 +939,9 @@ impl Script<'_> {
                     },
                     epoch: self.dice.roll(3),
                     has_services: !self.dice.once_in(6),
-                    has_prefixes_v4: false,
-                    has_prefixes_v6: false,
-                    via: None,
+                    has_prefixes_v4: !self.dice.once_in(4),
+                    has_prefixes_v6: !self.dice.once_in(4),
+                    via: self.via(),
                     has_sources: self.dice.once_in(2),
                 },
             },
@@ -600,12 +954,12 @@ impl Script<'_> {
             9..=12 => Op::WriteEntries {
                 ifindex,
                 entries: (0..self.dice.roll(4))
-                    .map(|_| (self.service(), self.entry()))
+                    .map(|_| (self.route(), self.entry()))
                     .collect(),
             },
             13 => Op::DeleteEntries {
                 ifindex,
-                keys: (0..self.dice.roll(3)).map(|_| self.service()).collect(),
+                keys: (0..self.dice.roll(3)).map(|_| self.route()).collect(),
             },
             14..=16 => Op::WriteBackends {
                 backends: (0..1 + self.dice.roll(2))
@@ -621,7 +975,7 @@ impl Script<'_> {
             },
             17 | 18 => Op::WriteSlots {
                 base: self.dice.roll(2),
-                slots: (0..1 + self.dice.roll(2)).map(|_| self.dice.roll(3)).collect(),
+                slots: (0..1 + self.dice.roll(3)).map(|_| self.dice.roll(3)).collect(),
             },
             19..=21 => Op::WritePolicy {
                 slot: self.dice.roll(2),
@@ -640,7 +994,11 @@ impl Script<'_> {
                     })
                 },
             },
-            22 => Op::DeleteIdentity {
+            22 if self.dice.once_in(2) => Op::WriteLocals {
+                add: (0..self.dice.roll(2)).map(|_| self.destination()).collect(),
+                delete: (0..self.dice.roll(4)).map(|_| self.destination()).collect(),
+            },
+            23 => Op::DeleteIdentity {
                 ifindex,
                 token: self.token(),
             },
@@ -731,7 +1089,7 @@ impl Script<'_> {
     }
 
     fn step(&mut self) -> anyhow::Result<()> {
-        if self.dice.once_in(15) {
+        if self.dice.once_in(60) {
             return self.register();
         }
         let op = self.op();
@@ -741,24 +1099,25 @@ impl Script<'_> {
             "{op:?}: the kernel says {real:?}, the fake {fake:?}"
         );
 
+        for _ in 0..4 {
+            self.ask()?;
+        }
+        Ok(())
+    }
+
+    /// Asks both about one packet.
+    fn ask(&mut self) -> anyhow::Result<()> {
         let device = self.device();
-        let RouteKey::Service {
-            address,
-            protocol,
-            port,
-        } = self.service()
-        else {
-            return Ok(());
-        };
+        let destination = self.destination();
         let source = self.source();
-        if source.is_ipv4() != address.is_ipv4() {
+        if source.is_ipv4() != destination.is_ipv4() {
             return Ok(());
         }
         let packet = Packet {
             source,
-            destination: address,
-            protocol,
-            port,
+            destination,
+            protocol: self.dice.pick(&[Protocol::Udp, Protocol::Udp, Protocol::Tcp]),
+            port: self.dice.pick(&[53, 53, 80]),
         };
         let attached = self.fake.adopt()?.attached.contains(&device.ifindex);
         if attached {
@@ -787,6 +1146,7 @@ fn the_fake_agrees_with_the_kernel() -> anyhow::Result<()> {
     const STEPS: u32 = 6_000;
     Ground::run(|ground| {
         ground.options.sizes.services = 12;
+        ground.options.sizes.prefixes = 6;
         let Opened { kernel, .. } = ground.open()?;
         let mut devices = Vec::new();
         let mut spaces = Vec::new();

@@ -87,6 +87,7 @@ impl Ground {
             sizes: Sizes {
                 consumers: 64,
                 sources: 64,
+                locals: 64,
                 services: 64,
                 prefixes: 64,
                 policies: 16,

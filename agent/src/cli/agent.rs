@@ -112,6 +112,7 @@ fn settings(config: AgentConfig) -> Settings {
         metrics_listen: config.metrics_listen,
         sizes: config.sizes,
         attach: config.attach,
+        neighbour_only: config.neighbour_only,
         allow_foreign_before: config.allow_foreign_before,
         all_policies: config.all_policies,
         debug: config.packet_log,

@@ -531,8 +531,8 @@ impl State {
         let mut writes = 0;
         let need = self.locals.union(add).count() as u32;
         for address in add {
-            if self.locals.len() as u32 >= abi::capacity::LOCALS && !self.locals.contains(address) {
-                return Err(self.full(pin::LOCALS, need, abi::capacity::LOCALS));
+            if self.locals.len() as u32 >= self.sizes.locals && !self.locals.contains(address) {
+                return Err(self.full(pin::LOCALS, need, self.sizes.locals));
             }
             writes += u32::from(self.locals.insert(*address));
         }
@@ -807,7 +807,7 @@ impl Datapath for Fake {
                     pin::PREFIXES,
                     map(state.prefixes_len() as usize, state.sizes.prefixes),
                 ),
-                (pin::LOCALS, map(state.locals.len(), abi::capacity::LOCALS)),
+                (pin::LOCALS, map(state.locals.len(), state.sizes.locals)),
                 (pin::POLICIES, map(state.policies.len(), state.sizes.policies)),
                 (pin::BACKENDS, map(state.backends.len(), state.sizes.backends)),
                 (pin::REGISTRY, map(state.registry.len(), abi::capacity::REGISTRY)),

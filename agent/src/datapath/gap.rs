@@ -50,7 +50,6 @@ pub(super) const fn bits(address: IpAddr) -> u8 {
 }
 
 /// Whether an address is in a prefix.
-#[cfg(any(test, feature = "chaos"))]
 pub(super) fn contains(prefix: Prefix, address: IpAddr) -> bool {
     let (first, last) = range(prefix);
     let (number, _) = range((address, bits(address)));

@@ -107,10 +107,10 @@ struct Proofs {
 impl Kernel {
     /// What this data path does.
     pub const FEATURES: Features = Features {
-        prefixes: false,
+        prefixes: true,
         translate: false,
-        several_producers: false,
-        neighbour_delivery: false,
+        several_producers: true,
+        neighbour_delivery: true,
         max_staleness: false,
     };
 

@@ -38,6 +38,8 @@ pub struct Sizes {
     pub consumers: u32,
     /// Source addresses.
     pub sources: u32,
+    /// The node's own addresses.
+    pub locals: u32,
     /// Route entries for services.
     pub services: u32,
     /// Route entries for prefixes.
@@ -57,6 +59,7 @@ impl Default for Sizes {
         Self {
             consumers: capacity::CONSUMERS,
             sources: capacity::SOURCES,
+            locals: capacity::LOCALS,
             services: capacity::SERVICES,
             prefixes: capacity::PREFIXES,
             policies: capacity::POLICIES,
@@ -72,6 +75,7 @@ impl Sizes {
     pub const SMALLEST: Self = Self {
         consumers: 1,
         sources: 1,
+        locals: 1,
         services: 1,
         prefixes: 1,
         policies: 1,
@@ -85,6 +89,7 @@ impl Sizes {
         Some(match name {
             pin::CONSUMERS => self.consumers,
             pin::SOURCES => self.sources,
+            pin::LOCALS => self.locals,
             pin::SERVICES => self.services,
             pin::PREFIXES => self.prefixes,
             pin::POLICIES => self.policies,

@@ -322,6 +322,7 @@ impl Prover<'_> {
     ) -> Result<(), OpError> {
         /// Another policy's entries, and the node's addresses, may change between the choice and the question.
         const ATTEMPTS: u32 = 4;
+        self.own_pass(program, proof, prefix)?;
         let mut chosen = self.inside(proof.device.ifindex, prefix);
         for _ in 0..ATTEMPTS {
             let Some(destination) = chosen else { return Ok(()) };
@@ -339,6 +340,37 @@ impl Prover<'_> {
             "{}/{} of device {}: what is more specific never rests",
             prefix.0, prefix.1, proof.device.ifindex
         )))
+    }
+
+    /// Asks about the node's own addresses in a prefix, the first of them: they are not captured.
+    fn own_pass(&self, program: &Program, proof: &IntentProof, prefix: Prefix) -> Result<(), OpError> {
+        let Some(destination) = self.own_in(prefix) else {
+            return Ok(());
+        };
+        let of_family = |source: &&IpAddr| source.is_ipv4() == destination.is_ipv4();
+        let source = proof.sources.iter().find(of_family).copied();
+        let packet = Packet {
+            source: source.unwrap_or(made_up(destination)),
+            destination,
+            protocol: Protocol::Udp,
+            port: *INSIDE_PORTS.start(),
+        };
+        let answer = self.ask(program, proof.device.ifindex, &packet, Question::AS_IF_OPEN)?;
+        // It may have been taken away meanwhile.
+        if answer.verdict == Verdict::Pass || self.own_in(prefix) != Some(destination) {
+            return Ok(());
+        }
+        Err(disproved(format!(
+            "asked for {destination}, one of the node's own addresses, the program of device {} answers {answer:?}",
+            proof.device.ifindex
+        )))
+    }
+
+    /// The first of the node's own addresses in a prefix.
+    fn own_in(&self, prefix: Prefix) -> Option<IpAddr> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locals = known.locals.iter().copied();
+        locals.find(|local| gap::contains(prefix, *local))
     }
 
     /// What a packet to a prefix itself goes to.
