@@ -4,8 +4,8 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use holdfast_ebpf::abi::{
-    Backend, ConsumerRow, FAMILY_V4, Flow, PolicySlot, RouteEntry, Selector, ServiceKey, Target, Verdict,
-    control, generation_at_least,
+    Backend, ConsumerRow, FAMILY_V4, Flow, FlowKey, PolicySlot, RouteEntry, Selector, ServiceKey, Target,
+    Verdict, control, generation_at_least,
 };
 
 use super::decide::Packet;
@@ -189,46 +189,31 @@ pub(super) fn is_open(ifindex: u32, row: Row, wake: bool) -> bool {
 fn choose(packet: Packet<'_>, policy: u32, selector: u64) -> Producer {
     let selector = Selector::unpack(selector);
     let probe = packet.probe;
+    let key = &packet.headers.key;
     let (base, length) = if probe.length != 0 {
         (probe.base, probe.length)
     } else {
         (selector.base, u32::from(selector.length))
     };
-    if length == 0 {
-        return Producer::NONE;
-    }
-    let slot = base.wrapping_add((((packet.hash >> 32) * u64::from(length)) >> 32) as u32);
-    // SAFETY: a map value.
-    let backend = match maps::SLOTS.get_ptr(slot) {
-        Some(backend) => unsafe { once(backend) },
-        None => return Producer::NONE,
-    };
+    let slots = u64::from(base) << 32 | u64::from(length);
+    let set = u64::from(policy) << 32 | u64::from(selector.generation);
+    let how = if probe.is_one() { QUIETLY } else { 0 } | if probe.is_of_set() { FOR_NOBODY } else { 0 };
+    let backend = choose_backend(key, slots, packet.hash, set, how) as u32;
     let Some(value) = maps::BACKENDS.get_ptr(backend) else {
         return Producer::NONE;
     };
     let value: *const Backend = value;
     // SAFETY: a map value.
-    let (token, target, owner, mac) = unsafe {
+    let (token, target, mac) = unsafe {
         (
             once(&raw const (*value).token),
             Target::unpack(once(&raw const (*value).target)),
-            once(&raw const (*value).policy),
             backend_mac(value),
         )
     };
     // SAFETY: a map value.
-    let way = unsafe { way_to(value, target.kind, packet.headers.key.family) };
-    // A member of the set that the selector names: a slot that has not been written since says nothing.
-    let member = owner == policy && generation_at_least(target.last_generation, selector.generation);
-    // A consumer is never its own producer. A set as such has no consumer: any device that holds the program is asked.
-    let own = target.ifindex == packet.headers.key.ifindex && !probe.is_of_set();
-    if token == 0 || !member || way == NO_WAY || own {
-        return Producer::NONE;
-    }
-    if lookup::token(target.ifindex, token) != token {
-        if !probe.is_one() {
-            lookup::wake(target.ifindex);
-        }
+    let way = unsafe { way_to(value, target.kind, key.family) };
+    if way == NO_WAY {
         return Producer::NONE;
     }
     Producer {
@@ -238,6 +223,91 @@ fn choose(packet: Packet<'_>, policy: u32, selector: u64) -> Producer {
         device: way as u32,
         mac,
     }
+}
+
+/// `how`: wakes nobody.
+const QUIETLY: u32 = 1;
+/// `how`: there is no consumer. Any device that holds the program is asked of a set.
+const FOR_NOBODY: u32 = 1 << 1;
+
+/// Slots that are tried.
+const TRIES: u32 = 32;
+/// The golden ratio of 2^32: the first steps cross the halves of a table, and all together come everywhere.
+const STEP: u32 = 0x9e37_79b1;
+/// No backend: beyond every map of them.
+const NO_BACKEND: u64 = u32::MAX as u64;
+
+/// The backend that serves a packet with this key, or [`NO_BACKEND`]. `slots`: first (upper half) and number; `set`:
+/// policy (upper half) and generation.
+///
+/// A set holds every producer that serves somebody: one may be the consumer itself, may have no address of the packet's
+/// family, or may be gone before the agent has switched. Then other slots are tried.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn choose_backend(key: *const FlowKey, slots: u64, hash: u64, set: u64, how: u32) -> u64 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    let Some(key) = (unsafe { key.as_ref() }) else {
+        return NO_BACKEND;
+    };
+    let (base, length) = ((slots >> 32) as u32, slots & 0xffff_ffff);
+    if length == 0 {
+        return NO_BACKEND;
+    }
+    let first = ((hash >> 32) * length) >> 32;
+    let mut place = 0u32;
+    for _ in 0..TRIES {
+        let step = (u64::from(place) * length) >> 32;
+        let slot = base.wrapping_add(((first + step) % length) as u32);
+        let Some(backend) = maps::SLOTS.get_ptr(slot) else {
+            return NO_BACKEND;
+        };
+        // SAFETY: a map value.
+        let backend = unsafe { once(backend) };
+        if serves(backend, key, set, how) != 0 {
+            return u64::from(backend);
+        }
+        if length == 1 {
+            return NO_BACKEND;
+        }
+        place = place.wrapping_add(STEP);
+    }
+    NO_BACKEND
+}
+
+/// Whether a backend serves a packet with this key, as [`choose_backend`] has it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn serves(backend: u32, key: *const FlowKey, set: u64, how: u32) -> u32 {
+    // SAFETY: the caller's key; the verifier asks for the test that it is not null.
+    let (Some(value), Some(key)) = (maps::BACKENDS.get_ptr(backend), unsafe { key.as_ref() }) else {
+        return 0;
+    };
+    let value: *const Backend = value;
+    let (policy, generation) = ((set >> 32) as u32, set as u32);
+    // SAFETY: a map value.
+    let (token, target, owner) = unsafe {
+        (
+            once(&raw const (*value).token),
+            Target::unpack(once(&raw const (*value).target)),
+            once(&raw const (*value).policy),
+        )
+    };
+    // SAFETY: a map value.
+    let way = unsafe { way_to(value, target.kind, key.family) };
+    // A member of the set that the selector names: a slot that has not been written since says nothing.
+    let member = owner == policy && generation_at_least(target.last_generation, generation);
+    // A consumer is never its own producer.
+    let own = target.ifindex == key.ifindex && how & FOR_NOBODY == 0;
+    if token == 0 || !member || way == NO_WAY || own {
+        return 0;
+    }
+    if lookup::token(target.ifindex, token) != token {
+        if how & QUIETLY == 0 {
+            lookup::wake(target.ifindex);
+        }
+        return 0;
+    }
+    1
 }
 
 /// Nothing can be delivered to the backend.

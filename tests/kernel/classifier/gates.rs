@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use holdfast_ebpf::abi::{ConsumerRow, PolicySlot, RouteEntry, Verdict, capacity, control};
 
 use crate::frame::Transport;
 use crate::plane::{
-    BASE, CONSUMER_MAC, CONSUMER_TOKEN, GENERATION, KINDS, POLICY, PORT, PRODUCER_MAC, PRODUCER_TOKEN, Plane,
-    boot_ns, data, is, request, served,
+    BASE, CONSUMER_MAC, CONSUMER_TOKEN, GENERATION, KINDS, OTHER_TOKEN, POLICY, PORT, PRODUCER_MAC,
+    PRODUCER_TOKEN, Plane, boot_ns, data, is, request, served,
 };
 
 pub(crate) fn whoever_is_not_known_passes() -> anyhow::Result<()> {
@@ -260,6 +260,74 @@ pub(crate) fn a_producer_that_is_not_the_programmed_one_is_none() -> anyhow::Res
             plane.forget_flows()?;
         }
         Ok(())
+    })
+}
+
+pub(crate) fn another_slot_is_tried_where_one_does_not_serve() -> anyhow::Result<()> {
+    served(|plane| {
+        let (consumer, other) = (plane.consumer, plane.other);
+        plane.backend(1, other, OTHER_TOKEN, GENERATION)?;
+        type Change = fn(&mut Plane) -> anyhow::Result<()>;
+        let changes: [(&str, Change); 4] = [
+            ("the consumer itself", |plane| {
+                plane.backend(0, plane.consumer, CONSUMER_TOKEN, GENERATION)
+            }),
+            ("a neighbour of the other family", |plane| {
+                plane.neighbour(0, plane.producer, Some([10, 0, 0, 21].into()), None)
+            }),
+            ("another incarnation", |plane| {
+                plane.register(plane.producer, PRODUCER_TOKEN + 1, PRODUCER_MAC)
+            }),
+            ("a freed backend", |plane| {
+                plane.backend_with(0, |backend| backend.token = 0)
+            }),
+        ];
+        for length in [2u32, 3, 16, 1_024, 4_096] {
+            // Members by turns, and each with one contiguous part.
+            let shapes: [fn(u32, u32) -> u32; 3] = [
+                |slot, _| slot % 2,
+                |slot, length| u32::from(slot >= length / 2),
+                |slot, length| u32::from(slot < length / 2),
+            ];
+            for shape in shapes {
+                let slots: Vec<u32> = (0..length).map(|slot| shape(slot, length)).collect();
+                plane.slots(BASE, &slots)?;
+                plane.policy(POLICY, BASE, length as u16, GENERATION, 0)?;
+                for (what, change) in changes {
+                    change(plane)?;
+                    for port in 20_000..20_032 {
+                        let frame = request(Transport::Udp, true).with_source_port(port);
+                        let answer = plane.probe(consumer, &frame, 0, 0, 0)?;
+                        ensure!(
+                            (answer.verdict, answer.target, answer.backend) == (Verdict::Delivered, other, 1),
+                            "{what}: {answer:?} with {length} slots"
+                        );
+                        is(plane.ask(&frame)?, Verdict::Delivered, what)?;
+                        let flow = plane.flow(consumer, &frame)?.context("no flow")?;
+                        ensure!(flow.producer == other, "{what}: {flow:?}");
+                    }
+                    // One slot is one answer.
+                    let bad = slots
+                        .iter()
+                        .position(|backend| *backend == 0)
+                        .context("no slot")?;
+                    let alone =
+                        plane.probe(consumer, &request(Transport::Udp, true), BASE + bad as u32, 1, 0)?;
+                    ensure!(alone.verdict == Verdict::DropNoProducer);
+                    plane.forget_flows()?;
+                    plane.register(plane.producer, PRODUCER_TOKEN, PRODUCER_MAC)?;
+                    plane.backend(0, plane.producer, PRODUCER_TOKEN, GENERATION)?;
+                }
+            }
+        }
+        // Nobody at all.
+        plane.unregister(plane.producer)?;
+        plane.unregister(other)?;
+        is(
+            plane.ask(&request(Transport::Udp, true))?,
+            Verdict::DropNoProducer,
+            "nobody",
+        )
     })
 }
 

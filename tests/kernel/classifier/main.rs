@@ -6,6 +6,7 @@ mod flows;
 mod frame;
 mod gates;
 mod headers;
+mod model;
 mod neighbours;
 mod plane;
 mod prefixes;
@@ -25,6 +26,7 @@ holdfast_tests::suite! {
     gates::held_traffic_passes_where_the_policy_says_so,
     gates::an_empty_set_is_no_producer,
     gates::a_producer_that_is_not_the_programmed_one_is_none,
+    gates::another_slot_is_tried_where_one_does_not_serve,
     gates::sources_of_others_are_spoofed,
     headers::f33_what_is_never_captured_passes_also_while_held,
     headers::headers_that_cannot_be_read_do_not_pass,
@@ -54,6 +56,7 @@ holdfast_tests::suite! {
     neighbours::neighbours_need_an_address_of_the_family_and_a_device,
     neighbours::whoever_sends_what_is_too_big_is_told,
     neighbours::few_are_told,
+    model::a_million_packets_go_where_the_model_says,
     gates::a_bound_of_staleness_ends_service,
     values::values_that_prove_another_key_are_misses,
     values::f49_replacement_under_load_leaks_nothing,
