@@ -473,6 +473,7 @@ fn exit_codes() -> anyhow::Result<()> {
         "wait shop/dns --timeout 0s",
         "wait shop/dns --timeout 1s",
         "attachment list",
+        "uninstall",
         "attachment unregister --ifindex 7 --token 00000000000000ff",
         "attachment register --interface hf-nobody",
     ] {

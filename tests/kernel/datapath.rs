@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use holdfast::api::hash::incarnation;
 use holdfast::datapath::pins::EPOCH;
-use holdfast::datapath::raw::{self, Insn, MapShape};
+use holdfast::datapath::raw::{self, MapShape};
 use holdfast::datapath::{AttachMode, Datapath, DatapathError, Hook, Kernel, Opened, PinError, filter};
 use holdfast::preflight;
 use holdfast::registry::{Registration, RegistryError};
@@ -110,29 +110,6 @@ fn ids(ground: &Ground) -> anyhow::Result<Ids> {
         links,
         program: programs[0],
     })
-}
-
-/// A program that is none of ours, and its id.
-fn foreign() -> anyhow::Result<(OwnedFd, u32)> {
-    let instruction = |code, immediate| Insn {
-        code,
-        registers: 0,
-        offset: 0,
-        immediate,
-    };
-    // r0 = TC_ACT_UNSPEC; exit.
-    let program = raw::load_classifier("hfforeign", &[instruction(0xb7, -1), instruction(0x95, 0)])?;
-    let id = raw::prog_info(program.as_fd())?.id;
-    Ok((program, id))
-}
-
-/// A place at the ingress hook.
-const fn place(priority: u16, handle: u32) -> Place {
-    Place {
-        parent: tc::INGRESS,
-        priority,
-        handle,
-    }
 }
 
 fn services(addresses: impl IntoIterator<Item = u8>, entry: Entry) -> BTreeMap<RouteKey, Entry> {
@@ -364,7 +341,7 @@ fn ours_is_first_in_the_chain() -> anyhow::Result<()> {
     Ground::run(|ground| {
         let kernel = ground.open()?.kernel;
         let (device, _workload) = ground.veth("hfa")?;
-        let (program, id) = foreign()?;
+        let (program, id) = tc::program(tc::NEXT)?;
         let _link = raw::link_create(program.as_fd(), device.ifindex)?;
         carry_out(&kernel, &Op::Attach { device })?;
         let chain = ground.programs("hfa")?;
@@ -1289,16 +1266,19 @@ fn a_filter_is_first_and_foreign_ones_stay_as_they_are() -> anyhow::Result<()> {
         let kernel = ground.open()?.kernel;
         ensure!(kernel.hook() == Hook::Clsact);
         let (device, _workload) = ground.veth("hfa")?;
-        let (program, foreign) = foreign()?;
+        let (program, foreign) = tc::program(tc::NEXT)?;
         ground.rtnl.qdisc("hfa", "clsact")?;
         // Of our own priority, of a later one, of another kind, and at the other hook.
-        for (place, name) in [(place(filter::PRIORITY, 1), "same"), (place(2, 7), "later")] {
+        for (place, name) in [
+            (Place::ingress(filter::PRIORITY, 1), "same"),
+            (Place::ingress(2, 7), "later"),
+        ] {
             ground.rtnl.filter("hfa", place, name, program.as_fd())?;
         }
         ground.rtnl.other_filter("hfa", tc::INGRESS, 3)?;
         let egress = Place {
             parent: tc::EGRESS,
-            ..place(filter::PRIORITY, filter::HANDLE - 1)
+            ..Place::ingress(filter::PRIORITY, filter::HANDLE - 1)
         };
         ground.rtnl.filter("hfa", egress, "egress", program.as_fd())?;
         let before = foreign_filters(ground, "hfa")?;
@@ -1312,9 +1292,12 @@ fn a_filter_is_first_and_foreign_ones_stay_as_they_are() -> anyhow::Result<()> {
         ensure!(carry_out(&kernel, &Op::Attach { device })? == 0);
 
         // One that comes later comes before ours, and is no reason to touch it or ours.
-        ground
-            .rtnl
-            .filter("hfa", place(filter::PRIORITY, 2), "newest", program.as_fd())?;
+        ground.rtnl.filter(
+            "hfa",
+            Place::ingress(filter::PRIORITY, 2),
+            "newest",
+            program.as_fd(),
+        )?;
         let before = foreign_filters(ground, "hfa")?;
         ensure!(ground.programs("hfa")?[..2] == [foreign, ours]);
         ensure!(carry_out(&kernel, &Op::Attach { device })? == 0);
@@ -1364,8 +1347,8 @@ fn our_qdisc_goes_with_our_filter_unless_others_use_it() -> anyhow::Result<()> {
     Ground::run(|ground| {
         ground.options.attach = AttachMode::Tc;
         let kernel = ground.open()?.kernel;
-        let (program, _) = foreign()?;
-        let other = place(50, 1);
+        let (program, _) = tc::program(tc::NEXT)?;
+        let other = Place::ingress(50, 1);
         for (name, used) in [
             ("hfa", None),
             ("hfb", Some(tc::INGRESS)),
@@ -1395,12 +1378,12 @@ fn who_is_in_the_place_of_our_filter_is_named() -> anyhow::Result<()> {
     Ground::run(|ground| {
         ground.options.attach = AttachMode::Tc;
         let kernel = ground.open()?.kernel;
-        let (program, foreign) = foreign()?;
+        let (program, foreign) = tc::program(tc::NEXT)?;
         let (taken, _workload) = ground.veth("hfa")?;
         ground.rtnl.qdisc("hfa", "clsact")?;
         ground.rtnl.filter(
             "hfa",
-            place(filter::PRIORITY, filter::HANDLE),
+            Place::ingress(filter::PRIORITY, filter::HANDLE),
             "mine",
             program.as_fd(),
         )?;

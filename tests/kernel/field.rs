@@ -2,6 +2,7 @@
 //! figures that are scaled here are named.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use anyhow::ensure;
 use holdfast_tests::lab::{DNS, WEB};
 use holdfast_tests::node::BREAK;
 use holdfast_tests::objects::Policy;
+use holdfast_tests::tc::{self, Place};
 use holdfast_tests::told::Sampler;
 use holdfast_tests::traffic::{Flow, ask};
 use holdfast_tests::{EVENT_BUDGET, Lab, Workload, say, suite, throughout, until};
@@ -31,7 +33,19 @@ suite! {
     f53_nor_one_of_its_name,
     f54_a_failed_read_closes_nothing,
     f54_all_reads_fail_at_start,
-    each_fails_with_its_rule_broken,
+    f25_uninstalled_beside_others,
+    each_fails_with_its_rule_broken;
+    tc [
+        f04_gone_while_it_is_attached,
+        f08_attaching_fails_for_a_while,
+        f10_traffic_survives_sigterm,
+        f10_traffic_survives_sigkill,
+        f10_traffic_survives_a_panic,
+        f19_a_late_delete_of_the_earlier_incarnation_touches_nothing,
+        f25_uninstalled_beside_others,
+        f53_an_old_token_never_serves_a_new_device_of_its_number,
+        f53_nor_one_of_its_name,
+    ]
 }
 
 /// Packets a second of a flow that must not suffer.
@@ -388,15 +402,25 @@ fn f10_traffic_survives_a_panic() -> anyhow::Result<()> {
     })
 }
 
-/// Links and maps; programs are pinned once more under each life's own.
-fn pinned(lab: &Lab) -> anyhow::Result<BTreeMap<String, u32>> {
+/// Links and maps; programs are pinned once more under each life's own. Filters, in which nothing may change at all.
+fn pinned(lab: &mut Lab) -> anyhow::Result<(BTreeMap<String, u32>, Vec<tc::Filter>)> {
     let mut pinned = lab.node.pinned()?;
     pinned.retain(|name, _| !name.contains("classifier"));
+    let mut filters = Vec::new();
+    for device in ["hfc0", "hfc1", "hfc2", "hfp0", "hfp1"] {
+        filters.extend(lab.node.rtnl.filters(device, tc::INGRESS)?);
+    }
+    let links = pinned.keys().filter(|name| name.contains("links/")).count();
+    let by_tc = lab.node.attach == "tc";
     ensure!(
-        pinned.keys().any(|name| name.contains("links/")),
-        "no link is pinned: {pinned:?}"
+        if by_tc {
+            (links, filters.len()) == (0, 5)
+        } else {
+            links == 5 && filters.is_empty()
+        },
+        "{links} links are pinned, {filters:?}"
     );
-    Ok(pinned)
+    Ok((pinned, filters))
 }
 
 fn f10(end: impl Fn(&mut Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
@@ -467,6 +491,86 @@ fn f19_a_late_delete_of_the_earlier_incarnation_touches_nothing() -> anyhow::Res
         }
         let tally = flow.finish(lab.serving.first())?;
         tally.perfect()?;
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
+}
+
+// --- F25 ---------------------------------------------------------------------------------------------------
+
+/// Somebody else's filters, at both hooks of c0: of a later priority than ours, and at the other hook.
+fn others_filters(lab: &mut Lab) -> anyhow::Result<()> {
+    let (program, _) = tc::program(tc::NEXT)?;
+    if lab.node.rtnl.qdisc_of("hfc0")?.is_none() {
+        lab.node.rtnl.qdisc("hfc0", "clsact")?;
+    }
+    for parent in [tc::INGRESS, tc::EGRESS] {
+        let place = Place {
+            parent,
+            ..Place::ingress(7, 1)
+        };
+        lab.node.rtnl.filter("hfc0", place, "others", program.as_fd())?;
+    }
+    Ok(())
+}
+
+fn filters_of_others(lab: &mut Lab) -> anyhow::Result<Vec<tc::Filter>> {
+    let mut filters = lab.node.rtnl.filters("hfc0", tc::INGRESS)?;
+    filters.extend(lab.node.rtnl.filters("hfc0", tc::EGRESS)?);
+    filters.retain(|filter| filter.name == "others");
+    ensure!(filters.len() == 2, "{filters:?}");
+    Ok(filters)
+}
+
+fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
+    Lab::programmed()?.run(|lab| {
+        others_filters(lab)?;
+        let others = filters_of_others(lab)?;
+        lab.served(0, 0)?;
+        let uninstall = |lab: &Lab, arguments: &[&str], code| -> anyhow::Result<String> {
+            let output = lab.node.cli("uninstall", arguments)?;
+            let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(code), "{}: {said}", output.status);
+            Ok(said.into_owned())
+        };
+        let said = uninstall(lab, &["--yes"], 1)?;
+        ensure!(said.contains("another holdfast agent uses"), "{said}");
+        lab.served(0, 0)?;
+        lab.node.end_agent(Signal::TERM)?;
+        // Nobody answers: nothing happens.
+        uninstall(lab, &[], 1)?;
+        lab.served(0, 0)?;
+
+        let said = uninstall(lab, &["--yes"], 0)?;
+        let counted = if lab.node.attach == "tc" {
+            "0 links, 5 filters"
+        } else {
+            "5 links, 0 filters"
+        };
+        ensure!(said.contains(counted), "{said}");
+        ensure!(
+            lab.node.pinned().is_err(),
+            "pins are left: {:?}",
+            lab.node.pinned()?
+        );
+        ensure!(filters_of_others(lab)? == others);
+        ensure!(lab.node.programs("hfc0")?.len() == 1, "ours is still there");
+        for device in ["hfc1", "hfc2", "hfp0", "hfp1"] {
+            ensure!(lab.node.programs(device)?.is_empty() && lab.node.rtnl.qdisc_of(device)?.is_none());
+        }
+        let by = lab.answered(0, 0, EVENT_BUDGET / 10)?;
+        ensure!(by.is_none(), "still steered: answered by {by:?}");
+        let said = uninstall(lab, &["--yes"], 0)?;
+        ensure!(said.contains("nothing of holdfast is here"), "{said}");
+
+        // And it can be there again.
+        lab.node.start_agent()?;
+        lab.register_all()?;
+        lab.until_programmed()?;
+        lab.served(0, 0)?;
+        ensure!(filters_of_others(lab)? == others);
         lab.node.unregister("hfc0")?;
         lab.node
             .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
@@ -615,9 +719,10 @@ fn f54_all_reads_fail_at_start() -> anyhow::Result<()> {
 // --- and the proof that they test something ----------------------------------------------------------------
 
 /// Each test, and the rule of the agent that must be broken for it to fail.
-const GUARDED: [(&str, &str); 5] = [
+const GUARDED: [(&str, &str); 6] = [
     ("f08_attaching_fails_for_a_while", "believe-attach"),
     ("f10_traffic_survives_sigterm", "detach-on-exit"),
+    ("tc::f10_traffic_survives_sigterm", "detach-on-exit"),
     ("f53_nor_one_of_its_name", "ignore-host-mac"),
     ("f54_a_failed_read_closes_nothing", "failed-read-is-absent"),
     ("f54_all_reads_fail_at_start", "failed-read-is-absent"),

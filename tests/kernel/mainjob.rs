@@ -33,7 +33,18 @@ suite! {
     the_agent_has_exactly_the_rights_it_is_shipped_with,
     without_a_right_it_refuses_with_the_whole_list,
     registered_while_no_agent_runs,
-    the_command_line_answers_by_exit_code,
+    the_command_line_answers_by_exit_code;
+    tc [
+        traffic_flows_by_every_protocol_until_a_hold_stops_it,
+        held_without_its_interface,
+        held_without_an_identity,
+        held_while_the_interface_is_down,
+        held_without_a_ready_producer,
+        held_traffic_passes_where_the_policy_says_so,
+        a_policy_that_goes_takes_its_entries_with_it,
+        redeployed_twenty_times_under_anothers_traffic,
+        a_restart_with_everything_right_writes_nothing,
+    ]
 }
 
 /// Packets a second of a flow that must not suffer.

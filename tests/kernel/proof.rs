@@ -3,18 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 
 use anyhow::{Context, ensure};
 use holdfast::datapath::fake::Fake;
-use holdfast::datapath::raw::{self, Insn, Map, Plain};
-use holdfast::datapath::{Datapath, Kernel, Opened, Packet};
+use holdfast::datapath::raw::{self, Map, Plain};
+use holdfast::datapath::{Datapath, Kernel, Opened, Packet, filter};
 use holdfast_ebpf::abi::{self, Verdict, control, pin, probe};
 use holdfast_engine::model::{
     Backend, Device, Entry, IntentProof, Mac, NameHash, Op, OpError, OpResult, PolicySlot, Protocol,
     RouteKey, Row, Selected, Token, UidHash,
 };
 use holdfast_tests::ground::{Ground, Intent, carry_out, refusal};
+use holdfast_tests::tc::{self, Place};
 use holdfast_tests::{Space, say, suite};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -33,7 +34,13 @@ suite! {
     the_nodes_own_addresses_are_proven_to_pass,
     a_producer_reached_as_a_neighbour_is_proven_in_the_families_of_its_addresses,
     every_member_of_a_set_is_proven,
-    the_fake_agrees_with_the_kernel,
+    the_fake_agrees_with_the_kernel;
+    tc [
+        what_is_right_is_proven_and_nothing_changes,
+        a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed,
+        a_foreign_filter_before_ours_fails_the_proof_unless_it_is_allowed,
+        a_filter_that_is_not_ours_any_more_fails_the_proof,
+    ]
 }
 
 /// An intent that is complete.
@@ -237,27 +244,13 @@ fn every_tampering_is_named() -> anyhow::Result<()> {
 }
 
 /// A program that is none of ours.
-fn foreign_program() -> anyhow::Result<OwnedFd> {
-    let instruction = |code, immediate| Insn {
-        code,
-        registers: 0,
-        offset: 0,
-        immediate,
-    };
-    // r0 = TC_ACT_UNSPEC; exit.
-    Ok(raw::load_classifier(
-        "hfforeign",
-        &[instruction(0xb7, -1), instruction(0x95, 0)],
-    )?)
-}
-
 fn a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed() -> anyhow::Result<()> {
     Ground::run(|ground| {
         let kernel = ground.open()?.kernel;
         let (intent, _spaces) = written(ground, &kernel)?;
         let proof = Op::ProveIntent(intent.proof());
-        let program = foreign_program()?;
-        let id = raw::prog_info(program.as_fd())?.id;
+        let (program, id) = tc::program(tc::NEXT)?;
+        // In the chain of tcx it is asked before all filters, too.
         let link = raw::link_create(program.as_fd(), intent.consumer.ifindex)?;
         for op in [&proof, &intent.set_proof()] {
             let error = refusal(&kernel, op)?.to_string();
@@ -278,6 +271,71 @@ fn a_foreign_program_before_ours_fails_the_proof_unless_it_is_allowed() -> anyho
     })
 }
 
+fn a_foreign_filter_before_ours_fails_the_proof_unless_it_is_allowed() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let proof = Op::ProveIntent(intent.proof());
+        let (program, id) = tc::program(tc::NEXT)?;
+        // Behind ours it is none of our business.
+        let (behind, before) = (Place::ingress(2, 1), Place::ingress(filter::PRIORITY, 1));
+        ground.rtnl.filter("hfcons", behind, "later", program.as_fd())?;
+        carry_out(&kernel, &proof)?;
+        // The newest of a priority is the first.
+        ground.rtnl.filter("hfcons", before, "before", program.as_fd())?;
+        let named = format!(
+            "program {id} (bpf filter \"before\", priority 1, handle 0x1) is asked before our program {}",
+            kernel.program_id()
+        );
+        for op in [&proof, &intent.set_proof()] {
+            let error = refusal(&kernel, op)?.to_string();
+            ensure!(error.contains(&named) && !error.contains("later"), "{error}");
+        }
+        drop(kernel);
+        ground.options.allow_foreign_before = true;
+        carry_out(&ground.open()?.kernel, &proof)?;
+        ground.options.allow_foreign_before = false;
+        let kernel = ground.open()?.kernel;
+        refusal(&kernel, &proof)?;
+        ground.rtnl.delete_filter("hfcons", before)?;
+        carry_out(&kernel, &proof)?;
+        Ok(())
+    })
+}
+
+fn a_filter_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, _spaces) = written(ground, &kernel)?;
+        let proof = Op::ProveIntent(intent.proof());
+        let attach = Op::Attach {
+            device: intent.consumer,
+        };
+        let detached = |said: &str| {
+            let error = refusal(&kernel, &proof)?;
+            ensure!(
+                matches!(error, OpError::Detached { .. }) && error.to_string().contains(said),
+                "{error:?}"
+            );
+            ensure!(carry_out(&kernel, &attach)? == 1);
+            carry_out(&kernel, &proof)
+        };
+        let ours = Place::ingress(filter::PRIORITY, filter::HANDLE);
+        ground.rtnl.delete_filter("hfcons", ours)?;
+        detached("has no filter of ours")?;
+        ground.rtnl.delete_qdisc("hfcons")?;
+        detached("has no filter of ours")?;
+        // Its program was replaced, by somebody who gave it our name.
+        let (program, id) = tc::program(tc::NEXT)?;
+        ground
+            .rtnl
+            .replace_filter("hfcons", ours, "holdfast", program.as_fd())?;
+        detached(&format!("holds program {id}, which is none that is pinned here"))?;
+        ensure!(ground.programs("hfcons")? == [kernel.program_id()]);
+        Ok(())
+    })
+}
+
 fn a_link_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
     Ground::run(|ground| {
         let kernel = ground.open()?.kernel;
@@ -288,7 +346,7 @@ fn a_link_that_is_not_ours_any_more_fails_the_proof() -> anyhow::Result<()> {
 
         // Its program was replaced.
         let link = raw::obj_get(&pin)?;
-        raw::link_update(link.as_fd(), foreign_program()?.as_fd())?;
+        raw::link_update(link.as_fd(), tc::program(tc::NEXT)?.0.as_fd())?;
         drop(link);
         let error = refusal(&kernel, &proof)?;
         ensure!(matches!(error, OpError::Detached { .. }), "{error:?}");

@@ -3,9 +3,10 @@
 //! As with devices, the tests do not speak to the kernel through the code that they test (`linux/rtnetlink.h`,
 //! `linux/pkt_sched.h`, `linux/pkt_cls.h`).
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use anyhow::Context;
+use holdfast::datapath::raw::{self, Insn};
 
 use crate::rtnl::{CREATE, REQUEST, Request, Rtnl, attributes};
 
@@ -29,6 +30,11 @@ const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const ETH_P_ALL: u16 = 3;
 
 const LIST: u16 = libc::NLM_F_REQUEST as u16 | libc::NLM_F_DUMP as u16;
+
+/// `TC_ACT_UNSPEC`: the next one is asked.
+pub const NEXT: i32 = -1;
+/// `TC_ACT_OK`: the packet goes its way, and nobody else is asked.
+pub const PASS: i32 = 0;
 
 /// Where a filter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +62,36 @@ pub struct Filter {
     pub program: u32,
     /// All that the kernel says, byte by byte: to see that nothing has changed.
     pub all: Vec<u8>,
+}
+
+impl Place {
+    /// At the ingress hook.
+    #[must_use]
+    pub const fn ingress(priority: u16, handle: u32) -> Self {
+        Self {
+            parent: INGRESS,
+            priority,
+            handle,
+        }
+    }
+}
+
+/// A program that answers this to every packet (`TC_ACT_*`), and its id.
+///
+/// # Errors
+/// When the kernel does not take it.
+pub fn program(verdict: i32) -> anyhow::Result<(OwnedFd, u32)> {
+    let instruction = |code, immediate| Insn {
+        code,
+        registers: 0,
+        offset: 0,
+        immediate,
+    };
+    // r0 = verdict; exit.
+    let instructions = [instruction(0xb7, verdict), instruction(0x95, 0)];
+    let program = raw::load_classifier("hfforeign", &instructions)?;
+    let id = raw::prog_info(program.as_fd())?.id;
+    Ok((program, id))
 }
 
 fn tcmsg(request: &mut Request, ifindex: u32, handle: u32, parent: u32, info: u32) {
@@ -138,8 +174,33 @@ impl Rtnl {
         name: &str,
         program: BorrowedFd<'_>,
     ) -> anyhow::Result<()> {
+        self.put_filter(device, place, name, program, CREATE)
+    }
+
+    /// Gives a filter another program and name.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn replace_filter(
+        &mut self,
+        device: &str,
+        place: Place,
+        name: &str,
+        program: BorrowedFd<'_>,
+    ) -> anyhow::Result<()> {
+        self.put_filter(device, place, name, program, REQUEST)
+    }
+
+    fn put_filter(
+        &mut self,
+        device: &str,
+        place: Place,
+        name: &str,
+        program: BorrowedFd<'_>,
+        flags: u16,
+    ) -> anyhow::Result<()> {
         let ifindex = self.ifindex(device)?;
-        let mut request = Request::new(libc::RTM_NEWTFILTER, CREATE);
+        let mut request = Request::new(libc::RTM_NEWTFILTER, flags);
         tcmsg(
             &mut request,
             ifindex,

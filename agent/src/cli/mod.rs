@@ -7,6 +7,7 @@ pub mod completion;
 pub mod output;
 pub mod preflight;
 pub mod status;
+pub mod uninstall;
 pub mod wait;
 
 use std::process::ExitCode;
@@ -78,6 +79,8 @@ pub enum Command {
     Wait(wait::Args),
     /// Try everything that the agent needs of this machine
     Preflight(preflight::Args),
+    /// Take everything of holdfast from this node
+    Uninstall(uninstall::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -92,6 +95,7 @@ pub fn run(cli: Cli) -> Answer {
         Command::Status(args) => status::run(&directories, &args),
         Command::Wait(args) => wait::run(&directories, &args),
         Command::Preflight(args) => preflight::run(&directories, &args),
+        Command::Uninstall(args) => uninstall::run(&directories, &args),
         Command::Completion(args) => completion::run(&args),
     }
 }

@@ -16,6 +16,7 @@ pub mod pins;
 mod proof;
 pub mod raw;
 mod rings;
+pub mod uninstall;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};

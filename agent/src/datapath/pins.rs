@@ -528,6 +528,9 @@ pub fn unpin(path: &Path) -> Result<bool, PinError> {
     }
 }
 
+/// What the name of a pin that was set aside begins with.
+pub(super) const FOREIGN: &str = "foreign_";
+
 /// Gives a foreign pin another name beside it, so that it is neither used nor lost. Returns the new path.
 ///
 /// # Errors
@@ -538,7 +541,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, PinError> {
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
     for number in 0..1000 {
-        let aside = path.with_file_name(format!("foreign_{name}_{number}"));
+        let aside = path.with_file_name(format!("{FOREIGN}{name}_{number}"));
         if fs::symlink_metadata(&aside).is_ok() {
             continue;
         }
