@@ -8,11 +8,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use holdfast_tests::guest::Frames;
 use holdfast_tests::lab::{PATIENCE, Service};
 use holdfast_tests::node::EVENT_BUDGET;
 use holdfast_tests::objects::Policy;
 use holdfast_tests::traffic::{Flow, Producer, ask, ask_tcp};
-use holdfast_tests::{Node, Workload, floor, until};
+use holdfast_tests::workload::Link;
+use holdfast_tests::{Node, Reason, Workload, floor, until};
 use rustix::process::Signal;
 
 /// The policy of the story.
@@ -41,7 +43,9 @@ struct Story {
     service: Service,
     web: Workload,
     shop: Workload,
+    vm: Workload,
     dns: Workload,
+    dns_too: Workload,
     dns_next: Workload,
     step: u32,
 }
@@ -56,7 +60,9 @@ impl Story {
             service,
             web: consumer("web", 11),
             shop: consumer("shop", 12),
+            vm: consumer("vm", 13).linked(Link::Tap(Frames::Whole)),
             dns: producer("dns", 21, "dns"),
+            dns_too: producer("dns-too", 23, "dns"),
             dns_next: producer("dns-next", 22, "dns-next"),
             step: 0,
         })
@@ -66,8 +72,8 @@ impl Story {
         println!(
             "\
 On stage: one node (a network namespace of its own) with the real holdfast agent, which has just the capabilities BPF,
-NET_ADMIN and PERFMON. Two consumers, `web` and `shop`, want to ask the name service {} port {}. Two producers can serve it:
-`dns` now, `dns-next` later. A policy says who may ask whom:
+NET_ADMIN and PERFMON. Two consumers, `web` and `shop`, want to ask the name service {} port {}; a virtual machine joins them
+later. The producer `dns` can serve it now, `dns-too` and `dns-next` later. A policy says who may ask whom:
 
 {}",
             self.service.addresses[0],
@@ -79,14 +85,16 @@ NET_ADMIN and PERFMON. Two consumers, `web` and `shop`, want to ask the name ser
         self.interface_before_identity()?;
         self.identity_is_registered()?;
         self.redeployed_under_its_own_name()?;
+        self.second_producer_comes_and_first_goes()?;
         self.producer_is_switched()?;
+        self.virtual_machine_asks()?;
         self.agent_is_killed()?;
         self.what_it_tells()
     }
 
     fn neighbours_are_served(&mut self) -> anyhow::Result<()> {
         self.title(
-            "The node starts. `shop` and both producers are there; `web` is not, but its objects are.",
+            "The node starts. `shop`, `dns` and `dns-next` are there; `web` is not, but its objects are.",
         );
         for workload in [&self.web, &self.shop, &self.dns, &self.dns_next] {
             self.node.put_attachment(&workload.attachment())?;
@@ -167,9 +175,66 @@ the right verdict. The first question after the command returned was answered by
         Ok(())
     }
 
+    fn second_producer_comes_and_first_goes(&mut self) -> anyhow::Result<()> {
+        self.title("A second producer comes, `dns-too` with the same labels as `dns`; then `dns` goes.");
+        let first = self.serve(1, 0)?;
+        let early = self.flow(&self.shop, &first)?;
+        early.flows(100, EVENT_BUDGET)?;
+        self.node.put_attachment(&self.dns_too.attachment())?;
+        self.dns_too.create(&mut self.node)?;
+        let second = Producer::serve(self.dns_too.space()?, 3, &self.service.both())?;
+        self.dns_too.register(&self.node)?;
+        until(EVENT_BUDGET, "both are asked", || {
+            let asked = self.asked(20)?;
+            Ok((asked[0] > 0 && asked[1] > 0).then_some(()))
+        })?;
+        let [by_first, by_second] = self.asked(40)?;
+        println!("  40 new questions: {by_first} answered by `dns`, {by_second} by `dns-too`");
+        let tally = early.finish(Some(&first))?;
+        println!("  the conversation that `shop` had with `dns` did not move: {tally}");
+        tally.perfect()?;
+        // One that has found its way to the second.
+        let stays = self.flow_to(&second)?;
+        self.dns.delete(&mut self.node)?;
+        until(EVENT_BUDGET, "only the second is asked", || {
+            Ok((self.asked(10)? == [0, 10]).then_some(()))
+        })?;
+        self.wait_for("Programmed")?;
+        let [by_first, by_second] = self.asked(40)?;
+        println!("  `dns` is gone. 40 new questions: {by_first} answered by `dns`, {by_second} by `dns-too`");
+        let tally = stays.finish(Some(&second))?;
+        println!("  a conversation with `dns-too` over all of that: {tally}");
+        tally.perfect()?;
+        self.status()
+    }
+
+    fn virtual_machine_asks(&mut self) -> anyhow::Result<()> {
+        self.title("A virtual machine comes: `vm`, behind a tap instead of a veth.");
+        self.node.put_attachment(&self.vm.attachment())?;
+        match self.vm.create(&mut self.node) {
+            Err(error) if error.is::<Reason>() => {
+                println!("  left out: {error}");
+                return self.node.remove_file("attachment-vm.yaml");
+            }
+            created => created?,
+        }
+        let _producer = self.serve(2, 1)?;
+        self.wait_for("Held(IdentityMissing)")?;
+        self.vm.register(&self.node)?;
+        self.wait_for("Programmed")?;
+        let by_udp = self.ask_once(&self.vm)?;
+        let by_tcp = ask_tcp(self.vm.space()?, self.service.v6(), PATIENCE)?;
+        self.say(&format!(
+            "\
+Held like any other until its identity is registered. What it sends never sees a bridge or a route: answered by producer
+{by_udp} (UDP, IPv4) and {by_tcp} (TCP, IPv6). The answers find it by its address: a tap has no other end to hand them to."
+        ));
+        Ok(())
+    }
+
     fn producer_is_switched(&mut self) -> anyhow::Result<()> {
-        self.title("The policy is edited: `dns-next` shall serve instead of `dns`.");
-        let old = self.serve(1, 0)?;
+        self.title("The policy is edited: `dns-next` shall serve instead.");
+        let old = Producer::serve(self.dns_too.space()?, 3, &self.service.both())?;
         let new = self.serve(2, 1)?;
         let before = self.generation()?;
         self.node.put_policy(&self.policy("dns-next"))?;
@@ -290,6 +355,30 @@ generation {} is answered by producer {answered}. (Established conversations may
 
     fn flow(&self, from: &Workload, to: &Producer) -> anyhow::Result<Flow> {
         Flow::start(from.space()?, self.service.v4(), RATE, to.id())
+    }
+
+    /// A conversation of `shop` with this producer: one of several that are begun.
+    fn flow_to(&self, producer: &Producer) -> anyhow::Result<Flow> {
+        for _ in 0..64 {
+            let flow = Flow::start(self.shop.space()?, self.service.v4(), RATE, None)?;
+            flow.flows(10, EVENT_BUDGET)?;
+            if flow.by() == Some(producer.id()) {
+                return Ok(flow);
+            }
+        }
+        bail!("of 64 conversations none is with producer {}", producer.id())
+    }
+
+    /// So many questions of `web`: how many are answered by `dns`, how many by `dns-too`.
+    fn asked(&self, questions: usize) -> anyhow::Result<[usize; 2]> {
+        let mut by = [0; 2];
+        for _ in 0..questions {
+            match self.ask_once(&self.web)? {
+                1 => by[0] += 1,
+                _ => by[1] += 1,
+            }
+        }
+        Ok(by)
     }
 
     /// One question, sent once: who answers?

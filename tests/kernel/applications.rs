@@ -321,7 +321,7 @@ fn long_connections_outlive_the_agent() -> anyhow::Result<()> {
         for consumer in [0, 1] {
             for to in lab.services[0].both() {
                 let space = lab.consumers[consumer].space()?;
-                conversations.push(Conversation::start(space, to, lab.serving[0].id())?);
+                conversations.push(Conversation::start(space, to)?);
             }
         }
         let all_go_on = |conversations: &[Conversation]| -> anyhow::Result<()> {

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use holdfast::datapath::AttachMode;
 use holdfast_tests::lab::{DNS, WEB};
-use holdfast_tests::node::BREAK;
 use holdfast_tests::objects::Policy;
 use holdfast_tests::tc::{self, Place};
 use holdfast_tests::told::Sampler;
@@ -411,7 +410,7 @@ fn pinned(lab: &mut Lab) -> anyhow::Result<(BTreeMap<String, u32>, Vec<tc::Filte
         filters.extend(lab.node.rtnl.filters(device, tc::INGRESS)?);
     }
     let links = pinned.keys().filter(|name| name.contains("links/")).count();
-    let by_tc = lab.node.attach == "tc";
+    let by_tc = lab.node.way.attach == AttachMode::Tc;
     ensure!(
         if by_tc {
             (links, filters.len()) == (0, 5)
@@ -544,7 +543,7 @@ fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
         lab.served(0, 0)?;
 
         let said = uninstall(lab, &["--yes"], 0)?;
-        let counted = if lab.node.attach == "tc" {
+        let counted = if lab.node.way.attach == AttachMode::Tc {
             "0 links, 5 filters"
         } else {
             "5 links, 0 filters"
@@ -729,20 +728,5 @@ const GUARDED: [(&str, &str); 6] = [
 ];
 
 fn each_fails_with_its_rule_broken() -> anyhow::Result<()> {
-    for (test, rule) in GUARDED {
-        let output = Command::new(std::env::current_exe()?)
-            .args(["--exact", test])
-            .env(BREAK, rule)
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(said.contains("running 1 test"), "there is no test {test}");
-        ensure!(
-            said.contains("0 passed, 1 failed, 0 skipped"),
-            "{test} does not see that {rule}:\n{said}"
-        );
-        let why = said.lines().rfind(|line| line.contains("because"));
-        let why = why.unwrap_or_default();
-        say(format_args!("{test} sees that {rule}: {}", why.trim()));
-    }
-    Ok(())
+    suite::each_fails(&GUARDED)
 }

@@ -44,6 +44,17 @@ suite! {
         a_policy_that_goes_takes_its_entries_with_it,
         redeployed_twenty_times_under_anothers_traffic,
         a_restart_with_everything_right_writes_nothing,
+    ];
+    neigh [
+        traffic_flows_by_every_protocol_until_a_hold_stops_it,
+        held_without_its_interface,
+        held_without_an_identity,
+        held_without_a_ready_producer,
+        held_traffic_passes_where_the_policy_says_so,
+        a_policy_that_goes_takes_its_entries_with_it,
+        redeployed_twenty_times_under_anothers_traffic,
+        a_restart_with_everything_right_writes_nothing,
+        registered_while_no_agent_runs,
     ]
 }
 

@@ -95,7 +95,7 @@ impl Ground {
                 backends: 32,
                 flows: 1024,
             },
-            attach: suite::attach(),
+            attach: suite::way().attach,
             allow_foreign_before: false,
         };
         Ok(Self {

@@ -171,11 +171,18 @@ impl Lab {
     /// # Errors
     /// When a file cannot be written.
     pub fn put_objects(&self) -> anyhow::Result<()> {
-        for workload in self.workloads() {
-            self.node.put_attachment(&workload.attachment())?;
-        }
+        self.put_attachments()?;
         self.node.put_policy(&self.policy(DNS))?;
         self.node.put_policy(&self.policy(WEB))
+    }
+
+    /// Writes the attachments of all workloads.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn put_attachments(&self) -> anyhow::Result<()> {
+        self.workloads()
+            .try_for_each(|workload| self.node.put_attachment(&workload.attachment()))
     }
 
     /// One of the two policies.
@@ -228,7 +235,8 @@ impl Lab {
             .try_for_each(|workload| workload.register(&self.node))
     }
 
-    fn workloads(&self) -> impl Iterator<Item = &Workload> {
+    /// Consumers and producers.
+    pub fn workloads(&self) -> impl Iterator<Item = &Workload> {
         self.consumers.iter().chain(&self.producers)
     }
 

@@ -12,7 +12,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use holdfast::datapath::AttachMode;
 use holdfast::datapath::pins::Pins;
 use holdfast::datapath::raw::{self, Kind, Map};
 use holdfast::registry::{Registration, Registry};
@@ -26,8 +25,9 @@ use crate::objects::{Attachment, NODE, Policy};
 use crate::process::{Log, Running, SHIPPED, confine, run};
 use crate::rtnl::Rtnl;
 use crate::space::ROOT;
+use crate::suite::{self, Way};
 use crate::told::{self, Answer, Metrics, PORT, Report};
-use crate::{Space, suite, sysctl, tc, until};
+use crate::{Space, sysctl, tc, until};
 
 /// How long anything that should happen at once may take.
 pub const EVENT_BUDGET: Duration = Duration::from_secs(1);
@@ -55,8 +55,8 @@ pub struct Node {
     forgiven: usize,
     registered: Mutex<BTreeMap<String, Registered>>,
     pokes: Vec<UnixStream>,
-    /// Where its agents attach.
-    pub attach: &'static str,
+    /// What its agents are told of their ways.
+    pub way: Way,
     /// Its devices.
     pub rtnl: Rtnl,
     space: Space,
@@ -89,11 +89,7 @@ impl Node {
             forgiven: 0,
             registered: Mutex::default(),
             pokes: Vec::new(),
-            attach: match suite::attach() {
-                AttachMode::Auto => "auto",
-                AttachMode::Tcx => "tcx",
-                AttachMode::Tc => "tc",
-            },
+            way: suite::way(),
             rtnl,
             space,
         };
@@ -194,7 +190,7 @@ impl Node {
             .arg(format!("dir:{ROOT}/objects"))
             .args(["--node", NODE])
             .args(["--listen", &format!("127.0.0.1:{PORT}")])
-            .args(["--attach", self.attach]);
+            .args(self.way.arguments());
         confine(&mut command, &self.space, Some(SHIPPED));
         Ok(command)
     }

@@ -58,6 +58,8 @@ pub struct Policy {
     pub prefixes: Vec<String>,
     /// `whileHeld: Pass` instead of `Drop`.
     pub pass_while_held: bool,
+    /// How long flows of a leaving producer stay, if not as long as usual: `switchover.drain`.
+    pub drain: Option<String>,
 }
 
 impl fmt::Display for Policy {
@@ -82,6 +84,9 @@ impl fmt::Display for Policy {
         }
         if self.pass_while_held {
             spec.push_str("  whileHeld: Pass\n");
+        }
+        if let Some(drain) = &self.drain {
+            writeln!(spec, "  switchover: {{drain: {drain}}}")?;
         }
         write!(f, "spec:\n{spec}")
     }

@@ -391,6 +391,21 @@ impl Rtnl {
             .with_context(|| format!("cannot add neighbour {address} on {device}"))
     }
 
+    /// Forgets which hardware address an address has: it must be asked for anew.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn forget_neighbour(&mut self, address: IpAddr, device: &str) -> anyhow::Result<()> {
+        let ifindex = self.ifindex(device)?;
+        let mut request = Request::new(libc::RTM_DELNEIGH, REQUEST);
+        request.bytes(&[family(address), 0, 0, 0]);
+        request.bytes(&ifindex.to_ne_bytes());
+        request.bytes(&[0; 4]);
+        request.attribute(libc::NDA_DST, &octets(address));
+        self.ask(request)
+            .with_context(|| format!("cannot forget neighbour {address} on {device}"))
+    }
+
     /// Says to another socket, as if it were the kernel, that a device is gone.
     ///
     /// # Errors

@@ -2,15 +2,18 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use anyhow::ensure;
+use holdfast::config::DeliveryMode;
 use holdfast::datapath::AttachMode;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::Space;
+use crate::node::BREAK;
 
 /// A test that takes longer hangs: the process ends, and with it everything that it started.
 const HANGS_AFTER: Duration = Duration::from_secs(300);
@@ -18,15 +21,57 @@ const HANGS_AFTER: Duration = Duration::from_secs(300);
 /// A test.
 pub type Test = fn() -> anyhow::Result<()>;
 
-thread_local! {
-    static ATTACH: Cell<AttachMode> = const { Cell::new(AttachMode::Auto) };
+/// A test by its name.
+pub type Named = (&'static str, Test);
+
+/// What the agents of a test are told of their ways. Some tests run a second time, as `tc::NAME` with clsact instead of what
+/// the kernel has best, or as `neigh::NAME` with every delivery by neighbour.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// Where they attach.
+    pub attach: AttachMode,
+    /// How they deliver.
+    pub delivery: DeliveryMode,
 }
 
-/// Where the agents of this test attach. Some tests run a second time, as `tc::NAME`, with clsact instead of what the
-/// kernel has best.
+impl Way {
+    const USUAL: Self = Self {
+        attach: AttachMode::Auto,
+        delivery: DeliveryMode::Auto,
+    };
+    const CLSACT: Self = Self {
+        attach: AttachMode::Tc,
+        ..Self::USUAL
+    };
+    const NEIGHBOUR: Self = Self {
+        delivery: DeliveryMode::Neigh,
+        ..Self::USUAL
+    };
+
+    /// As the agent's command line says it.
+    #[must_use]
+    pub const fn arguments(self) -> [&'static str; 4] {
+        let attach = match self.attach {
+            AttachMode::Auto => "auto",
+            AttachMode::Tcx => "tcx",
+            AttachMode::Tc => "tc",
+        };
+        let delivery = match self.delivery {
+            DeliveryMode::Auto => "auto",
+            DeliveryMode::Neigh => "neigh",
+        };
+        ["--attach", attach, "--delivery", delivery]
+    }
+}
+
+thread_local! {
+    static WAY: Cell<Way> = const { Cell::new(Way::USUAL) };
+}
+
+/// The way of the test that runs on this thread.
 #[must_use]
-pub fn attach() -> AttachMode {
-    ATTACH.get()
+pub fn way() -> Way {
+    WAY.get()
 }
 
 /// Why a test cannot run here. A closed list: whoever adds a reason says whether the machine could have met it.
@@ -85,25 +130,26 @@ pub fn skip(reason: Reason) -> anyhow::Error {
 
 /// Runs a suite as the test executable's main. Use [`crate::suite!`].
 #[must_use]
-pub fn run(needs: &[Need], tests: &[(&'static str, Test)], again: &[(&'static str, Test)]) -> ExitCode {
+pub fn run(needs: &[Need], tests: &[Named], by_clsact: &[Named], by_neighbour: &[Named]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Tests measure time and losses: two at once would measure each other.
     arguments.test_threads.get_or_insert(1);
     let missing = if arguments.list { None } else { missing(needs) };
-    let trial = |name: String, attach, test| {
-        let title = name.clone();
-        Trial::ignorable_test(title, move || {
-            ATTACH.set(attach);
-            judge(&name, missing, test)
+    let trials = [
+        ("", Way::USUAL, tests),
+        ("tc::", Way::CLSACT, by_clsact),
+        ("neigh::", Way::NEIGHBOUR, by_neighbour),
+    ];
+    let trials = trials.into_iter().flat_map(|(prefix, way, tests)| {
+        tests.iter().map(move |&(name, test)| {
+            let name = format!("{prefix}{name}");
+            Trial::ignorable_test(name.clone(), move || {
+                WAY.set(way);
+                judge(&name, missing, test)
+            })
         })
-    };
-    let first = tests
-        .iter()
-        .map(|&(name, test)| trial(name.to_owned(), AttachMode::Auto, test));
-    let second = again
-        .iter()
-        .map(|&(name, test)| trial(format!("tc::{name}"), AttachMode::Tc, test));
-    let trials = first.chain(second).collect();
+    });
+    let trials = trials.collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
         say_closing_line(&conclusion);
@@ -191,6 +237,29 @@ fn no_agent() -> Option<Reason> {
     no_object().or_else(|| crate::node::agent_binary().is_err().then_some(Reason::NoAgent))
 }
 
+/// Runs tests of this executable with a rule broken that each guards ([`BREAK`]): every one of them must fail.
+///
+/// # Errors
+/// When one passes, or there is no test of that name.
+pub fn each_fails(guarded: &[(&str, &str)]) -> anyhow::Result<()> {
+    for (test, rule) in guarded {
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--exact", test])
+            .env(BREAK, rule)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(said.contains("running 1 test"), "there is no test {test}");
+        ensure!(
+            said.contains("0 passed, 1 failed, 0 skipped"),
+            "{test} does not see that {rule}:\n{said}"
+        );
+        let why = said.lines().rfind(|line| line.contains("because"));
+        let why = why.unwrap_or_default();
+        say(format_args!("{test} sees that {rule}: {}", why.trim()));
+    }
+    Ok(())
+}
+
 /// Lines that a test has to tell besides passing: figures, factors, seeds.
 #[allow(clippy::print_stdout, reason = "figures are part of what a test says")]
 pub fn say(line: impl fmt::Display) {
@@ -199,18 +268,28 @@ pub fn say(line: impl fmt::Display) {
     println!("    {line}");
 }
 
-/// Makes the test executable: what it needs, its tests by name, and those that run again with clsact.
+/// Makes the test executable: what it needs, its tests by name, and those that run again with clsact or with every delivery
+/// by neighbour.
 #[macro_export]
 macro_rules! suite {
-    (needs [$($need:ident),*]; $($test:path),* $(,)? $(; tc [$($again:path),* $(,)?])?) => {
+    (needs [$($need:ident),*]; $($test:path),* $(,)?
+     $(; tc [$($tc:path),* $(,)?])? $(; neigh [$($neigh:path),* $(,)?])?) => {
         fn main() -> std::process::ExitCode {
             $crate::suite::run(
                 &[$($crate::suite::Need::$need),*],
-                &[$((stringify!($test), $test as $crate::suite::Test)),*],
-                &[$($((stringify!($again), $again as $crate::suite::Test)),*)?],
+                &$crate::named![$($test),*],
+                &$crate::named![$($($tc),*)?],
+                &$crate::named![$($($neigh),*)?],
             )
         }
     };
+}
+
+/// Tests by name.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! named {
+    ($($test:path),*) => { [$((stringify!($test), $test as $crate::suite::Test)),*] };
 }
 
 #[cfg(test)]

@@ -2,20 +2,19 @@
 
 use anyhow::Context;
 
-/// A node forwards; it must not drop what comes back another way. Its link-local addresses serve at once: until their
-/// duplicate address check has passed, it could ask for no IPv6 neighbour.
+/// A node forwards; it must not drop what comes back another way.
 ///
 /// # Errors
 /// When a parameter cannot be written.
 pub fn for_node() -> anyhow::Result<()> {
     write("ipv4/ip_forward", "1")?;
     write("ipv6/conf/all/forwarding", "1")?;
-    write("ipv6/conf/default/accept_dad", "0")?;
     for_workload()
 }
 
-/// No reverse path filter: a producer is asked from addresses that its routes know by the default route alone. And
-/// sockets that send pings, for root's group.
+/// No reverse path filter: a producer is asked from addresses that its routes know by the default route alone. Sockets
+/// that send pings, for root's group. Link-local addresses serve at once: for the seconds of their duplicate address
+/// check, nobody could ask for an IPv6 neighbour (`ndisc_solicit`).
 ///
 /// # Errors
 /// When a parameter cannot be written.
@@ -23,6 +22,7 @@ pub fn for_workload() -> anyhow::Result<()> {
     for which in ["all", "default"] {
         write(&format!("ipv4/conf/{which}/rp_filter"), "0")?;
     }
+    write("ipv6/conf/default/accept_dad", "0")?;
     write("ipv4/ping_group_range", "0 0")
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -249,6 +249,7 @@ pub struct Flow {
     unsent: Arc<AtomicU64>,
     answers: Arc<Mutex<Seen>>,
     misdelivered: Arc<AtomicU64>,
+    by: Arc<AtomicU32>,
     stop_sending: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
@@ -256,11 +257,17 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Starts to send from this namespace. Answers of another producer than `expected` are misdelivered.
+    /// Starts to send from this namespace. Answers of another producer than `expected` are misdelivered; if none is
+    /// named, it is the one that answers first.
     ///
     /// # Errors
     /// When there is no socket to be had.
-    pub fn start(space: &Space, to: SocketAddr, rate: u64, expected: u32) -> anyhow::Result<Self> {
+    pub fn start(
+        space: &Space,
+        to: SocketAddr,
+        rate: u64,
+        expected: impl Into<Option<u32>>,
+    ) -> anyhow::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let from = SocketAddr::new(any(to), 0);
         let socket = Arc::new(connected(space, from, to)?);
@@ -272,12 +279,13 @@ impl Flow {
             unsent: Arc::default(),
             answers: Arc::default(),
             misdelivered: Arc::default(),
+            by: Arc::new(AtomicU32::new(expected.into().unwrap_or_default())),
             stop_sending: Arc::default(),
             stop: Arc::default(),
             sender: None,
             receiver: None,
         };
-        flow.listen(Arc::clone(&socket), expected);
+        flow.listen(Arc::clone(&socket));
         flow.send(socket);
         Ok(flow)
     }
@@ -310,9 +318,10 @@ impl Flow {
         }));
     }
 
-    fn listen(&mut self, socket: Arc<UdpSocket>, expected: u32) {
+    fn listen(&mut self, socket: Arc<UdpSocket>) {
         let flow = self.id;
         let (answers, misdelivered) = (Arc::clone(&self.answers), Arc::clone(&self.misdelivered));
+        let by = Arc::clone(&self.by);
         let stop = Arc::clone(&self.stop);
         self.receiver = Some(std::thread::spawn(move || {
             on_one_cpu();
@@ -323,13 +332,19 @@ impl Flow {
                     continue;
                 };
                 match Packet::read(&buffer[..length]) {
-                    Some(packet) if packet.flow == flow && packet.producer == expected => {
+                    Some(packet) if packet.flow == flow && is_by(&by, packet.producer) => {
                         lock(&answers).note(packet.number);
                     }
                     _ => _ = misdelivered.fetch_add(1, Ordering::Relaxed),
                 }
             }
         }));
+    }
+
+    /// Who answers, as soon as somebody does.
+    #[must_use]
+    pub fn by(&self) -> Option<u32> {
+        Some(self.by.load(Ordering::Relaxed)).filter(|&by| by != 0)
     }
 
     /// Packets sent so far.
@@ -401,9 +416,16 @@ impl Drop for Flow {
     }
 }
 
+/// Whether this is the producer that answers; the first one that does is.
+fn is_by(by: &AtomicU32, producer: u32) -> bool {
+    let first = by.compare_exchange(0, producer, Ordering::Relaxed, Ordering::Relaxed);
+    first.is_ok() || first == Err(producer)
+}
+
 /// A TCP connection that lives long: one question after the other, each of which must be answered by the same producer.
 #[derive(Debug)]
 pub struct Conversation {
+    by: u32,
     answered: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
@@ -413,15 +435,14 @@ impl Conversation {
     /// Connects from this namespace and begins to ask.
     ///
     /// # Errors
-    /// When there is no connection, or the first answer is not this producer's.
-    pub fn start(space: &Space, to: SocketAddr, expected: u32) -> anyhow::Result<Self> {
+    /// When there is no connection, or no first answer.
+    pub fn start(space: &Space, to: SocketAddr) -> anyhow::Result<Self> {
         let mut stream = space.inside(|| {
             TcpStream::connect_timeout(&to, LAST_ANSWERS).with_context(|| format!("no connection to {to}"))
         })?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LAST_ANSWERS))?;
-        let by = exchange(&mut stream, 0)?;
-        ensure!(by == expected, "answered by {by}, not by {expected}");
+        let first = exchange(&mut stream, 0)?;
         let (answered, stop) = (Arc::new(AtomicU64::new(1)), Arc::<AtomicBool>::default());
         let thread = std::thread::spawn({
             let (answered, stop) = (Arc::clone(&answered), Arc::clone(&stop));
@@ -430,7 +451,7 @@ impl Conversation {
                     let number = answered.load(Ordering::Relaxed);
                     let by =
                         exchange(&mut stream, number).with_context(|| format!("after {number} answers"))?;
-                    ensure!(by == expected, "answered by {by}, not by {expected}");
+                    ensure!(by == first, "answered by {by}, not by {first}");
                     answered.store(number + 1, Ordering::Relaxed);
                     pace();
                 }
@@ -438,10 +459,17 @@ impl Conversation {
             }
         });
         Ok(Self {
+            by: first,
             answered,
             stop,
             thread: Some(thread),
         })
+    }
+
+    /// Who answers.
+    #[must_use]
+    pub const fn by(&self) -> u32 {
+        self.by
     }
 
     /// Waits until so many more answers have come.

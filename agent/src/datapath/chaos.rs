@@ -44,18 +44,27 @@ pub enum Broken {
     BelieveProofs,
     /// `forget-pins`: nothing is adopted.
     ForgetPins,
+    /// `forget-locals`: the node's own addresses are not written.
+    ForgetLocals,
+    /// `forget-sources`: rows say nothing of the addresses that a consumer may use.
+    ForgetSources,
+    /// `all-are-peers`: everybody is said to be reached at the other end of a veth.
+    AllArePeers,
     /// `keep-rows`: no row is ever written again or deleted once it is open.
     KeepRows,
 }
 
 impl Broken {
-    const ALL: [(&'static str, Self); 7] = [
+    const ALL: [(&'static str, Self); 10] = [
         ("detach-on-exit", Self::DetachOnExit),
         ("ignore-host-mac", Self::IgnoreHostMac),
         ("failed-read-is-absent", Self::FailedReadIsAbsent),
         ("believe-attach", Self::BelieveAttach),
         ("believe-proofs", Self::BelieveProofs),
         ("forget-pins", Self::ForgetPins),
+        ("forget-locals", Self::ForgetLocals),
+        ("forget-sources", Self::ForgetSources),
+        ("all-are-peers", Self::AllArePeers),
         ("keep-rows", Self::KeepRows),
     ];
 }
@@ -354,6 +363,24 @@ impl Chaos {
         self.state().plan.broken.contains(&broken)
     }
 
+    /// What is carried out instead of an operation, where a broken rule says so.
+    fn distorted(&self, op: &Op) -> Op {
+        let mut op = op.clone();
+        let all_are_peers = self.is_broken(Broken::AllArePeers);
+        match &mut op {
+            Op::WriteRow { row, .. } => {
+                row.has_sources &= !self.is_broken(Broken::ForgetSources);
+                row.via = row.via.filter(|_| !all_are_peers);
+            }
+            Op::WriteBackends { backends } if all_are_peers => {
+                let backends = backends.values_mut().flatten();
+                backends.for_each(|backend| backend.via = None);
+            }
+            _ => {}
+        }
+        op
+    }
+
     fn note(&self, op: &Op) {
         let mut state = self.state();
         match op {
@@ -449,6 +476,9 @@ impl Datapath for Chaos {
         if matches!(op, Op::ProveSet { .. } | Op::ProveIntent(_)) && self.is_broken(Broken::BelieveProofs) {
             return Ok(OpDone { writes: 0 });
         }
+        if matches!(op, Op::WriteLocals { .. }) && self.is_broken(Broken::ForgetLocals) {
+            return Ok(OpDone { writes: 0 });
+        }
         let keeps = match op {
             Op::WriteRow { ifindex, .. } | Op::DeleteRow { ifindex } | Op::ClearInterface { ifindex } => {
                 self.is_broken(Broken::KeepRows) && self.state().open_rows.contains(ifindex)
@@ -460,7 +490,7 @@ impl Datapath for Chaos {
         }
         let result = match self.strike(target, device) {
             Some(errno) => Err(failure(op, errno)),
-            None => self.inside.carry_out(op),
+            None => self.inside.carry_out(&self.distorted(op)),
         };
         if result.is_err() && matches!(op, Op::Attach { .. }) && self.is_broken(Broken::BelieveAttach) {
             return Ok(OpDone { writes: 1 });
