@@ -67,4 +67,8 @@ holdfast_tests::suite! {
     flows::a_workload_can_be_consumer_and_producer,
     wire::packets_reach_the_producer_and_come_back,
     wire::a_closed_row_stops_real_packets_and_only_those,
+    wire::neighbours_are_reached_and_answer,
+    wire::senders_learn_what_the_way_to_a_neighbour_takes,
+    wire::two_consumers_with_one_address_get_their_own_answers,
+    wire::a_closed_port_is_told_to_who_asked,
 }

@@ -74,6 +74,7 @@ pub(crate) struct Plane {
     /// What is behind them.
     pub(crate) consumer_space: Space,
     pub(crate) producer_space: Space,
+    pub(crate) stranger_space: Space,
 }
 
 /// What a probe says.
@@ -113,6 +114,7 @@ pub(crate) fn bare(test: impl FnOnce(&mut Plane) -> anyhow::Result<()> + Send) -
             stranger: stranger.1,
             consumer_space: consumer.0,
             producer_space: producer.0,
+            stranger_space: stranger.0,
         };
         test(&mut plane)
     })

@@ -1,19 +1,20 @@
 //! Real packets, from one namespace to another.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, TcAttachType};
-use holdfast_ebpf::abi::Verdict;
+use holdfast_ebpf::abi::{ConsumerRow, Verdict, control};
 use holdfast_tests::rtnl::{Mac, Rtnl};
-use holdfast_tests::{Space, say, sysctl};
+use holdfast_tests::{Space, offload, say, sysctl};
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::plane::{
-    CONSUMER_TOKEN, CONSUMER_V4, CONSUMER_V6, PORT, Plane, SERVICE_V4, SERVICE_V6, all_rights, program,
-    served, shipped_rights,
+    CONSUMER_TOKEN, CONSUMER_V4, CONSUMER_V6, PORT, Plane, SECOND_MAC, SERVICE_V4, SERVICE_V6, all_rights,
+    program, served, shipped_rights,
 };
 
 /// The gateway: only a neighbour entry in front of the node.
@@ -165,5 +166,272 @@ pub(crate) fn a_closed_row_stops_real_packets_and_only_those() -> anyhow::Result
             ensure!(ask_udp(plane, &server, to, ANSWER)? == Some(to), "released");
         }
         shipped_rights()
+    })
+}
+
+/// The producer's own addresses.
+const PRODUCER_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 21);
+const PRODUCER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x21);
+
+/// As [`wire`], and both ends are reached as neighbours.
+fn wire_neighbours(plane: &mut Plane) -> anyhow::Result<()> {
+    wire(plane)?;
+    let mut rtnl = Rtnl::open(&plane.producer_space)?;
+    rtnl.address("eth0", PRODUCER_V4.into(), 32)?;
+    rtnl.address("eth0", PRODUCER_V6.into(), 128)?;
+    let (consumer, producer) = (plane.consumer, plane.producer);
+    plane.neighbour(0, producer, Some(PRODUCER_V4), Some(PRODUCER_V6))?;
+    let flags = ConsumerRow::HAS_SERVICES | ConsumerRow::HAS_SOURCES | ConsumerRow::NEIGH;
+    plane.row_with(consumer, CONSUMER_TOKEN, 1, flags, consumer)
+}
+
+/// As [`wire`], with a second consumer that has the first one's addresses.
+fn wire_both(plane: &mut Plane) -> anyhow::Result<()> {
+    wire(plane)?;
+    plane.second_consumer()?;
+    plane.set_control(control::PORTS, control::DEFAULT_PORTS)?;
+    let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+    program(&mut plane.ebpf)?.attach_with_options("hfx0", TcAttachType::Ingress, options)?;
+    // First: it takes the neighbours along.
+    Rtnl::open(&plane.stranger_space)?.set_mac("eth0", SECOND_MAC)?;
+    configure(&plane.stranger_space, [CONSUMER_V4, CONSUMER_V6], "eth0")
+}
+
+/// Asks until there is an answer: the node's link-local addresses take a moment until they ask for neighbours.
+fn ask_until(plane: &Plane, server: &UdpSocket, to: SocketAddr) -> anyhow::Result<()> {
+    let client = client(&plane.consumer_space, to, 0)?;
+    client.set_read_timeout(Some(SILENCE))?;
+    server.set_read_timeout(Some(SILENCE))?;
+    let deadline = Instant::now() + ANSWER;
+    let mut buffer = [0; 64];
+    loop {
+        ensure!(Instant::now() < deadline, "{to} is never reached");
+        client.send(b"question")?;
+        if let Ok((length, from)) = server.recv_from(&mut buffer) {
+            server.send_to(&buffer[..length], from)?;
+            if client.recv(&mut buffer).is_ok() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A socket of one of the consumers' that asks a service.
+fn client(space: &Space, to: SocketAddr, port: u16) -> anyhow::Result<UdpSocket> {
+    space.inside(|| {
+        let own = if to.is_ipv4() { CONSUMER_V4 } else { CONSUMER_V6 };
+        let socket = UdpSocket::bind((own, port))?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        socket.connect(to)?;
+        Ok(socket)
+    })
+}
+
+pub(crate) fn neighbours_are_reached_and_answer() -> anyhow::Result<()> {
+    served(|plane| {
+        wire_neighbours(plane)?;
+        for offloads in [true, false] {
+            for (space, device) in [
+                (&plane.consumer_space, "eth0"),
+                (&plane.producer_space, "eth0"),
+                (&plane.node, "hfc0"),
+                (&plane.node, "hfp0"),
+            ] {
+                offload::switch(space, device, offloads)?;
+            }
+            for address in [SERVICE_V4, SERVICE_V6] {
+                let to = SocketAddr::new(address, PORT);
+                let server = echo_udp(&plane.producer_space, to)?;
+                ask_until(plane, &server, to)?;
+                exchange_tcp(plane, to)?;
+            }
+        }
+        let counters = plane.counters()?;
+        let dropped: u64 = counters.iter().skip(Verdict::DropHeld as usize).sum();
+        ensure!(dropped == 0, "{counters:?}");
+        // One gate for both ways.
+        let to = SocketAddr::new(SERVICE_V4, PORT);
+        let server = echo_udp(&plane.producer_space, to)?;
+        plane.row(0, 1)?;
+        ensure!(ask_udp(plane, &server, to, SILENCE)?.is_none(), "held");
+        Ok(())
+    })
+}
+
+pub(crate) fn senders_learn_what_the_way_to_a_neighbour_takes() -> anyhow::Result<()> {
+    served(|plane| {
+        wire_neighbours(plane)?;
+        // The workload's end takes more, so that nobody but us tells how much fits.
+        Rtnl::open(&plane.node)?.set_mtu("hfp0", 1_400)?;
+        // Whoever comes first learns for both: what a destination takes is remembered.
+        for (address, stream_first) in [(SERVICE_V4, false), (SERVICE_V6, true)] {
+            let to = SocketAddr::new(address, PORT);
+            let server = echo_udp(&plane.producer_space, to)?;
+            ask_until(plane, &server, to)?;
+            let before = plane.counters()?[Verdict::DropTooBig as usize];
+            if stream_first {
+                // Streams leave the workload in pieces that are cut later; it is the cuts that are too big.
+                push_tcp(plane, to)?;
+            }
+            send_large(plane, &server, to)?;
+            if !stream_first {
+                push_tcp(plane, to)?;
+            }
+            let told = plane.counters()?[Verdict::DropTooBig as usize] - before;
+            say(format!(
+                "{address}: {told} packets were too big until the sender knew"
+            ));
+            ensure!((1..20).contains(&told));
+        }
+        Ok(())
+    })
+}
+
+/// Sends a datagram as large as the workload's own device takes until it comes.
+fn send_large(plane: &mut Plane, server: &UdpSocket, to: SocketAddr) -> anyhow::Result<()> {
+    let client = client(&plane.consumer_space, to, 0)?;
+    let question = [0x5a; 1_440];
+    server.set_read_timeout(Some(SILENCE))?;
+    let mut buffer = [0; 2_000];
+    let deadline = Instant::now() + ANSWER;
+    loop {
+        // The kernel reports by the next call what it was told.
+        let _ = client.send(&question);
+        if let Ok((length, from)) = server.recv_from(&mut buffer) {
+            ensure!(buffer[..length] == question && from == client.local_addr()?);
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "the client never learns: {:?}",
+            plane.counters()?
+        );
+    }
+}
+
+/// Sends [`BYTES`] over TCP, one way.
+fn push_tcp(plane: &Plane, to: SocketAddr) -> anyhow::Result<()> {
+    let listener = plane.producer_space.inside(|| Ok(TcpListener::bind(to)?))?;
+    let client = plane
+        .consumer_space
+        .inside(|| Ok(TcpStream::connect_timeout(&to, ANSWER)?))?;
+    let (mut server, _) = listener.accept()?;
+    server.set_read_timeout(Some(ANSWER))?;
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(move || (&client).write_all(&[0x5a; BYTES]));
+        let mut received = vec![0; BYTES];
+        server
+            .read_exact(&mut received)
+            .context("the stream stands still")?;
+        ensure!(received.iter().all(|byte| *byte == 0x5a));
+        Ok(sender
+            .join()
+            .map_err(|_| anyhow::anyhow!("the sender panicked"))??)
+    })
+}
+
+pub(crate) fn two_consumers_with_one_address_get_their_own_answers() -> anyhow::Result<()> {
+    served(|plane| {
+        wire_both(plane)?;
+        for offloads in [true, false] {
+            for space in [
+                &plane.consumer_space,
+                &plane.producer_space,
+                &plane.stranger_space,
+            ] {
+                offload::switch(space, "eth0", offloads)?;
+            }
+            for (address, own) in [(SERVICE_V4, CONSUMER_V4), (SERVICE_V6, CONSUMER_V6)] {
+                let to = SocketAddr::new(address, PORT);
+                let server = echo_udp(&plane.producer_space, to)?;
+                let spaces = [&plane.consumer_space, &plane.stranger_space];
+                let [first, second] = spaces.map(|space| client(space, to, 45_000));
+                let (first, second) = (first?, second?);
+                let mut ports = Vec::new();
+                let mut buffer = [0; 64];
+                for (client, question) in [(&first, b"first"), (&second, b"other")] {
+                    client.send(question)?;
+                    let (length, from) = server.recv_from(&mut buffer).context("no question")?;
+                    ensure!(&buffer[..length] == question);
+                    ports.push(from.port());
+                }
+                ensure!(ports[0] == 45_000 && ports[1] > 61_000, "{ports:?}");
+                // Answered in the other order.
+                for (port, answer) in [(ports[1], b"OTHER"), (ports[0], b"FIRST")] {
+                    server.send_to(answer, (own, port))?;
+                }
+                for (client, answer) in [(&first, b"FIRST"), (&second, b"OTHER")] {
+                    let length = client.recv(&mut buffer).context("no answer")?;
+                    ensure!(&buffer[..length] == answer, "another's answer");
+                }
+                drop(server);
+                echo_both(plane, to, own)?;
+            }
+        }
+        let counters = plane.counters()?;
+        let dropped: u64 = counters.iter().skip(Verdict::DropHeld as usize).sum();
+        ensure!(dropped == 0, "{counters:?}");
+        Ok(())
+    })
+}
+
+/// Two connections with the same four numbers, from two consumers: each gets back what it sent.
+fn echo_both(plane: &Plane, to: SocketAddr, own: IpAddr) -> anyhow::Result<()> {
+    let listener = plane.producer_space.inside(|| Ok(TcpListener::bind(to)?))?;
+    let connect = |space: &Space| {
+        space.inside(|| {
+            // The same source port, which the standard library cannot ask for.
+            let family = if own.is_ipv4() {
+                AddressFamily::INET
+            } else {
+                AddressFamily::INET6
+            };
+            let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+            rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+            rustix::net::bind(&socket, &SocketAddr::new(own, 46_000))?;
+            rustix::net::connect(&socket, &to).context("cannot connect")?;
+            let stream = TcpStream::from(socket);
+            stream.set_read_timeout(Some(ANSWER))?;
+            Ok(stream)
+        })
+    };
+    let mut pairs = Vec::new();
+    for space in [&plane.consumer_space, &plane.stranger_space] {
+        let client = connect(space)?;
+        let (server, _) = listener.accept()?;
+        server.set_read_timeout(Some(ANSWER))?;
+        pairs.push((client, server));
+    }
+    for (index, (client, server)) in pairs.iter_mut().enumerate() {
+        let sent: Vec<u8> = (0..40_000).map(|at| (at % 251) as u8 ^ index as u8).collect();
+        let mut received = vec![0; sent.len()];
+        client.write_all(&sent)?;
+        server.read_exact(&mut received)?;
+        ensure!(received == sent, "another's bytes");
+        server.write_all(&sent)?;
+        client.read_exact(&mut received)?;
+        ensure!(received == sent, "another's bytes");
+    }
+    Ok(())
+}
+
+pub(crate) fn a_closed_port_is_told_to_who_asked() -> anyhow::Result<()> {
+    served(|plane| {
+        wire_both(plane)?;
+        for address in [SERVICE_V4, SERVICE_V6] {
+            let to = SocketAddr::new(address, PORT);
+            // The second one's flow gets another port; its error must quote the one that it knows, or it hears nothing.
+            for space in [plane.consumer_space.clone(), plane.stranger_space.clone()] {
+                let client = client(&space, to, 47_000)?;
+                client.send(b"question")?;
+                let error = client.recv(&mut [0; 8]).err().context("an answer from nobody")?;
+                ensure!(
+                    error.kind() == std::io::ErrorKind::ConnectionRefused,
+                    "{to}: {error}, {:?}",
+                    plane.counters()?
+                );
+            }
+        }
+        Ok(())
     })
 }
