@@ -635,6 +635,17 @@ fn rule_13_members_that_die_leave_at_once_and_nobody_left_is_the_empty_set() {
 }
 
 #[test]
+fn rule_13_another_incarnation_on_the_same_device_serves_nobody_on() {
+    let mut bench = waiting(|_| {});
+    bench.run();
+    bench.registry.insert(6, identity(206, 6));
+    bench.give(Event::Poke(6));
+    bench.run();
+    assert_eq!(bench.kernel.pins.policies[&0].selected.length, 0);
+    assert_eq!(bench.policy("dns").serving, None);
+}
+
+#[test]
 fn rule_14_cut_selects_the_empty_set_at_the_deadline() {
     let mut bench = waiting(|spec| spec.switchover.on_deadline = OnDeadline::Cut);
     bench.run();
