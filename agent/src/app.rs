@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use holdfast_engine::Engine;
-use holdfast_engine::model::{Config, Event, Remembered};
+use holdfast_engine::model::{Config, Event, Now, Remembered};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -21,6 +21,7 @@ use crate::datapath::{
 };
 use crate::driver::lanes::Lanes;
 use crate::driver::{self, Driver, Handle, Identification, Inputs, MetricsSnapshot, Outputs, Snapshot};
+use crate::journal::{self, Journal};
 use crate::netlink::{self, Counters, Monitor, NetlinkError};
 use crate::preflight;
 use crate::report::file::WriteCounts;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub all_policies: bool,
     /// Debug level of the BPF program; 0 = no lines.
     pub debug: u64,
+    /// Largest size of the journal; 0 = none.
+    pub journal_bytes: u64,
 }
 
 /// Why an agent cannot start.
@@ -113,7 +116,7 @@ pub struct Running {
     pub handle: Handle,
     stop: oneshot::Sender<()>,
     driver: JoinHandle<()>,
-    lanes: Vec<thread::JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle<()>>,
     writers: Vec<JoinHandle<()>>,
     _http: http::Servers,
     _socket: socket::Socket,
@@ -134,10 +137,12 @@ impl Running {
         if !self.driver.is_finished() {
             let _ = self.driver.await;
         }
-        let lanes = self.lanes;
-        // A panic in a lane has ended the process already.
-        let _ =
-            tokio::task::spawn_blocking(move || lanes.into_iter().for_each(|lane| drop(lane.join()))).await;
+        let threads = self.threads;
+        // A panic in one has ended the process already.
+        let _ = tokio::task::spawn_blocking(move || {
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        })
+        .await;
         for writer in self.writers {
             let _ = writer.await;
         }
@@ -267,6 +272,12 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let servers = http::serve(sources.clone(), settings.listen, settings.metrics_listen).await?;
     let socket = socket::serve(sources, &settings.run_dir)?;
 
+    let mut threads = lane_threads;
+    let journal = keep_journal(&settings, &engine, clock.now());
+    let journal = journal.map(|(journal, thread)| {
+        threads.push(thread);
+        journal
+    });
     let asker = monitor.asker;
     let driver = Driver::new(
         engine,
@@ -291,6 +302,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             ask_link: Box::new(move |ifindex| asker.ask(ifindex)),
             report: report_sender,
             remembered: memory_sender,
+            journal,
         },
         Box::new(Telltales {
             links: monitor.counters,
@@ -311,11 +323,25 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         handle,
         stop,
         driver,
-        lanes: lane_threads,
+        threads,
         writers,
         _http: servers,
         _socket: socket,
     })
+}
+
+/// Begins the journal of this life. It is for whoever looks later: without one the agent runs all the same.
+fn keep_journal(settings: &Settings, engine: &Engine, now: Now) -> Option<(Journal, thread::JoinHandle<()>)> {
+    if settings.journal_bytes == 0 {
+        return None;
+    }
+    let options = journal::Options {
+        directory: settings.state_dir.join(journal::DIRECTORY),
+        limit: settings.journal_bytes,
+    };
+    journal::start(options, engine, now)
+        .inspect_err(|error| tracing::warn!(%error, "no journal is kept"))
+        .ok()
 }
 
 /// Length of each queue to the driver. Who finds it full waits; nothing is dropped.

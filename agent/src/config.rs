@@ -101,6 +101,15 @@ pub struct AgentArgs {
         value_parser = clap::value_parser!(u64).range(0..=2)
     )]
     pub packet_log: u64,
+    /// Bytes of the journal in the state directory, from which `holdfast replay` tells what was decided; 0 keeps none
+    #[arg(
+        long,
+        env = "HOLDFAST_JOURNAL_BYTES",
+        value_name = "BYTES",
+        default_value_t = 16 << 20,
+        value_parser = journal_bytes
+    )]
+    pub journal_bytes: u64,
     /// Sizes of the maps that are made.
     #[command(flatten)]
     pub sizes: SizeArgs,
@@ -165,6 +174,17 @@ fn node(text: &str) -> Result<String, String> {
     validate::node_name(text).map(|()| text.to_owned())
 }
 
+/// Smallest journal that is any use.
+const SMALLEST_JOURNAL: u64 = 64 << 10;
+
+fn journal_bytes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(bytes) if bytes == 0 || bytes >= SMALLEST_JOURNAL => Ok(bytes),
+        Ok(_) => Err(format!("0, or at least {SMALLEST_JOURNAL}")),
+        Err(_) => Err("a number of bytes".to_owned()),
+    }
+}
+
 /// How packets reach a producer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeliveryMode {
@@ -212,6 +232,8 @@ pub struct AgentConfig {
     pub log: String,
     /// Debug level of the packet program.
     pub packet_log: u64,
+    /// Largest size of the journal; 0 = none.
+    pub journal_bytes: u64,
     /// Sizes of maps.
     pub sizes: Sizes,
 }
@@ -248,6 +270,7 @@ impl AgentConfig {
             log_format: args.log_format,
             log: args.log,
             packet_log: args.packet_log,
+            journal_bytes: args.journal_bytes,
             sizes: Sizes {
                 consumers: sizes.map_consumers,
                 sources: sizes.map_sources,
@@ -297,6 +320,7 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:9643");
         assert_eq!(config.metrics_listen, None);
         assert_eq!(config.sizes, Sizes::default());
+        assert_eq!(config.journal_bytes, 16 << 20);
         assert!(!config.all_policies && !config.allow_foreign_before && !config.neighbour_only);
         assert_eq!(
             config.directories.bpffs_dir,
@@ -313,6 +337,7 @@ mod tests {
             ["--source", "dir:"],
             ["--node", "Edge_1"],
             ["--map-flows", "0"],
+            ["--journal-bytes", "1000"],
             ["--map-slots", "16777217"],
         ] {
             assert!(config(&flags).is_err(), "{flags:?}");

@@ -11,6 +11,7 @@ pub mod datapath;
 pub mod driver;
 pub mod fault;
 pub mod files;
+pub mod journal;
 pub mod netlink;
 pub mod preflight;
 pub mod registry;

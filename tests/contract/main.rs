@@ -3,6 +3,8 @@
 //! `HOLDFAST_BLESS=1` writes the golden files anew; what it changes there is a change of the contract, and is read as
 //! one.
 
+mod journal;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -30,6 +32,7 @@ use holdfast_engine::view::{
     AttachmentView, Barrier, Counts, IntentView, PolicyView, Serving, Settled, Summary,
 };
 use holdfast_tests::{Reason, skip};
+use journal::a_long_journal_gives_the_same_decisions;
 use tokio::sync::{mpsc, watch};
 
 holdfast_tests::suite!(needs [];
@@ -42,6 +45,7 @@ holdfast_tests::suite!(needs [];
     wait_json,
     report_fields,
     exit_codes,
+    a_long_journal_gives_the_same_decisions,
 );
 
 /// Compares with a golden file, or writes it.

@@ -1,5 +1,7 @@
 //! When something that did not work, or has not come, is looked at again: 1 s, doubling to 30 s, for ever.
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::Boot;
 
 /// The longest pause.
@@ -8,7 +10,7 @@ const LONGEST: u64 = 30 * Boot::SECOND;
 const ROUNDED: u64 = 8 * Boot::SECOND;
 
 /// A running schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Backoff {
     /// How many times it was due already.
     step: u32,

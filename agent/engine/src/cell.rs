@@ -1,11 +1,13 @@
 //! What is known of one thing in the kernel: nothing but what the kernel answered.
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::OpId;
 
 /// One thing in the kernel.
 ///
 /// An operation that is out, or that failed, leaves every value that may be there now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cell<T> {
     /// The kernel said so.
     Sure(T),
@@ -14,7 +16,7 @@ pub(crate) enum Cell<T> {
 }
 
 /// What may be there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Unsure<T> {
     /// Without repetition; the last one is the one that was sent last.
     values: Vec<T>,

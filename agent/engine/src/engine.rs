@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::backoff::Backoff;
 use crate::gate::Known;
 use crate::interfaces::{Change, Interfaces};
@@ -23,7 +25,7 @@ const SUMMARY_EVERY: u64 = 60 * Boot::SECOND;
 const CONTEST_EVERY: u64 = Boot::SECOND;
 
 /// Something that happens although nothing happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Timer {
     /// An operation is given up.
     Silence,
@@ -44,7 +46,7 @@ pub(crate) enum Timer {
 }
 
 /// How complete the desired objects are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Completeness {
     /// Not at all.
     #[default]
@@ -56,7 +58,7 @@ pub(crate) enum Completeness {
 }
 
 /// What must be planned again.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Dirty {
     /// Interface names whose attachments must be judged.
     pub(crate) names: BTreeSet<String>,
@@ -85,8 +87,10 @@ impl Dirty {
 }
 
 /// Desired and plumbed state, and the way from the one to the other.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Engine {
+    /// Given anew to an engine that is read back.
+    #[serde(skip, default = "Config::nothing")]
     pub(crate) config: Config,
     pub(crate) now: Now,
 
@@ -142,6 +146,8 @@ pub struct Engine {
     pub(crate) timers: BTreeMap<Timer, Boot>,
     queue: BTreeSet<(Boot, Timer)>,
     pub(crate) dirty: Dirty,
+    /// Empty between polls.
+    #[serde(skip)]
     pub(crate) out: Out,
 
     pub(crate) summary: Summary,
@@ -272,6 +278,12 @@ impl Engine {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Boot> {
         self.queue.first().map(|(due, _)| *due)
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
     }
 
     /// What is known.

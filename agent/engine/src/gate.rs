@@ -1,9 +1,11 @@
 //! The one classification of an interface and its identity. Apply, repair and start-up all use it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{HoldReason, Identity, Incarnation, Link, RegistryRead, Token};
 
 /// What is known of the registry row of one device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Known {
     /// Nobody has read it yet for this device.
     #[default]

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::backoff::Backoff;
 use crate::engine::{Engine, Timer};
 use crate::gate::Gate;
@@ -13,7 +15,7 @@ use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::Trouble;
 
 /// Tells sets of destinations apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
@@ -45,7 +47,7 @@ impl Fingerprint {
 }
 
 /// What the kernel was asked about an intent, and what it said.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Proof {
     /// Nothing.
     #[default]
@@ -57,7 +59,7 @@ pub(crate) enum Proof {
 }
 
 /// One intent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Intent {
     pub(crate) state: State,
     /// Start of the present state and reason.

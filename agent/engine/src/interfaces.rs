@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{Device, Ifindex, Link, LinkKind};
 
 /// The devices that are known.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Interfaces {
     links: BTreeMap<Ifindex, Link>,
     /// By name: the device that has it, then others that claim it, in the order in which they came.

@@ -11,6 +11,7 @@ mod families;
 mod gate;
 mod intent;
 mod interfaces;
+pub mod journal;
 mod locals;
 pub mod model;
 mod objects;

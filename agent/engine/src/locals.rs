@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cell::Cell;
 use crate::conflict::{Claim, Claims};
 use crate::engine::Engine;
@@ -22,7 +24,7 @@ pub(crate) enum LocalsState<'a> {
 }
 
 /// What they are, and what the kernel knows of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Locals {
     /// All of them; none = nobody has said yet.
     wanted: Option<BTreeSet<IpAddr>>,

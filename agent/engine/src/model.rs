@@ -1071,7 +1071,7 @@ pub struct Config {
 }
 
 /// Sizes of maps whose indexes the engine hands out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Policy slots.
     pub policies: u32,
@@ -1082,7 +1082,7 @@ pub struct Capacity {
 }
 
 /// What the data plane can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// Prefix destinations.
     pub prefixes: bool,

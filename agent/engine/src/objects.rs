@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::backoff::Backoff;
 use crate::engine::Engine;
 use crate::families::Families;
@@ -22,7 +24,7 @@ pub(crate) type PolicyId = u32;
 pub(crate) type AttachmentId = u32;
 
 /// An attachment and what hangs on it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct AttachmentState {
     pub(crate) object: Attachment,
     /// The device that has its interface name.
@@ -49,7 +51,7 @@ impl AttachmentState {
 }
 
 /// What the selected set serves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Served {
     pub(crate) generation: u64,
     pub(crate) since_ms: i64,
@@ -58,7 +60,7 @@ pub(crate) struct Served {
 }
 
 /// A policy (one uid) and what hangs on it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PolicyState {
     pub(crate) object: Policy,
     pub(crate) age: Age,
@@ -121,7 +123,7 @@ pub(crate) struct PolicyState {
 type IndexKey = (String, Option<(String, String)>);
 
 /// All objects.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Objects {
     pub(crate) policies: BTreeMap<PolicyId, PolicyState>,
     pub(crate) policy_names: BTreeMap<ObjectName, PolicyId>,

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::engine::{Engine, Timer};
 use crate::model::{
     BackendId, Boot, Device, Effect, FailReason, Happening, Ifindex, Leg, Level, LogLine, ObjectName, Op,
@@ -15,7 +17,7 @@ use crate::producers::Orphan;
 pub(crate) const SILENCE: u64 = 10 * Boot::SECOND;
 
 /// Why something could not be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trouble {
     pub(crate) reason: FailReason,
     pub(crate) message: Arc<str>,
@@ -57,7 +59,7 @@ impl Trouble {
 }
 
 /// What is wanted of one interface. A goal that failed is tried again when its timer says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Goal {
     /// The row is closed (or there, closed).
     RowClosed,
@@ -91,7 +93,7 @@ impl Goal {
 }
 
 /// Entries that were deleted, for the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Removed {
     /// The slot that they led to.
     pub(crate) slot: SlotId,
@@ -100,7 +102,7 @@ pub(crate) struct Removed {
 }
 
 /// What an operation is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum What {
     Attach(Ifindex),
     Detach(Ifindex),
@@ -174,7 +176,7 @@ impl What {
 }
 
 /// An operation that is out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Flight {
     pub(crate) what: What,
     /// The device that it was sent for.

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::backoff::Backoff;
 use crate::cell::Cell;
 use crate::conflict::{Claim, Claims};
@@ -23,7 +25,7 @@ use crate::plan::{Goal, Removed, Trouble, What};
 use crate::producers::Orphan;
 
 /// Reads of the registry row.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Read {
     /// When the one that is under way was asked for.
     pub(crate) out: Option<Boot>,
@@ -38,7 +40,7 @@ pub(crate) struct Read {
 }
 
 /// A device on which packets of an attachment may be delivered, program and all.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub(crate) attachment: AttachmentId,
     pub(crate) token: Token,
@@ -51,7 +53,7 @@ pub(crate) struct Ready {
 }
 
 /// One interface, by ifindex.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Port {
     pub(crate) device: Option<Device>,
     /// Attachments that name it.

@@ -6,6 +6,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::backoff::Backoff;
 use crate::cell::Cell;
 use crate::conflict::routes;
@@ -28,7 +30,7 @@ pub(crate) const GRACE: u64 = Boot::SECOND;
 const GENERATION_MASK: u32 = 0x00ff_ffff;
 
 /// Something of nobody's that could not be cleaned up yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Orphan {
     Slot(SlotId),
     Port(Ifindex),
@@ -38,7 +40,7 @@ pub(crate) enum Orphan {
 }
 
 /// Something that comes out of use at a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Release {
     /// A policy slot can be given out again.
     Slot(SlotId),
@@ -51,7 +53,7 @@ pub(crate) enum Release {
 }
 
 /// Where a backend is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// In a set, or in one that is being built.
     Member,
@@ -62,7 +64,7 @@ pub(crate) enum Phase {
 }
 
 /// A backend as it was last written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackendState {
     pub(crate) content: Backend,
     phase: Phase,
@@ -83,7 +85,7 @@ struct Wanted {
 }
 
 /// A set that the selector leads to, or may lead to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Set {
     selected: Selected,
     table: Vec<BackendId>,
@@ -91,7 +93,7 @@ struct Set {
 }
 
 /// How far a new set is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Stage {
     /// Backends and slots are being written; what is still out.
     Writing {
@@ -105,7 +107,7 @@ enum Stage {
 }
 
 /// A new set beside the old one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Building {
     set: Set,
     /// Backends that are in no other set.
@@ -116,7 +118,7 @@ struct Building {
 }
 
 /// One policy slot.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SlotState {
     pub(crate) owner: Option<PolicyId>,
     /// The policy that owns it, or owned it last in this life.
@@ -146,7 +148,7 @@ pub(crate) struct SlotState {
 }
 
 /// What the intents of a policy see of it. When it changes they are planned again.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Face {
     slot: Option<SlotId>,
     value: Option<(Selected, bool)>,
@@ -254,13 +256,20 @@ impl Stage {
 impl PolicyState {
     /// Whether a producer that is not the consumer itself is ready.
     pub(crate) fn ready_for(&self, consumer: AttachmentId) -> bool {
-        self.ready.keys().any(|ready| *ready != consumer)
+        self.others_ready(consumer).next().is_some()
+    }
+
+    /// Ready producers other than the consumer itself, and families that each serves.
+    fn others_ready(&self, consumer: AttachmentId) -> impl Iterator<Item = Families> + '_ {
+        let others = self.ready.iter().filter(move |(ready, _)| **ready != consumer);
+        others.map(|(_, families)| *families)
     }
 
     /// Families of its destinations for which no producer is ready that is not the consumer itself.
     pub(crate) fn lacking_for(&self, consumer: AttachmentId) -> Families {
-        let others = self.ready.iter().filter(|(ready, _)| **ready != consumer);
-        let served = others.fold(Families::default(), |all, (_, families)| all.with(*families));
+        let served = self
+            .others_ready(consumer)
+            .fold(Families::default(), Families::with);
         self.families.without(served)
     }
 

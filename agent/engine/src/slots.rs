@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::{BackendId, Ifindex, Token};
 
 /// Number of slots for so many members.
@@ -127,7 +129,7 @@ const fn scatter(value: u64) -> u64 {
 }
 
 /// Hands out numbers, the lowest first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ids {
     free: BTreeSet<u32>,
     next: u32,
@@ -178,7 +180,7 @@ impl Ids {
 
 /// Hands out ranges of slots: single ones from the low end, large ones from the high end, so that
 /// thousands of small sets do not break the room for large ones into pieces.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Arena {
     /// Length of each free range, by its base.
     free: BTreeMap<u32, u32>,

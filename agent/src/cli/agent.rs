@@ -116,5 +116,6 @@ fn settings(config: AgentConfig) -> Settings {
         allow_foreign_before: config.allow_foreign_before,
         all_policies: config.all_policies,
         debug: config.packet_log,
+        journal_bytes: config.journal_bytes,
     }
 }

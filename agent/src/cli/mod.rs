@@ -6,6 +6,7 @@ pub mod client;
 pub mod completion;
 pub mod output;
 pub mod preflight;
+pub mod replay;
 pub mod status;
 pub mod uninstall;
 pub mod wait;
@@ -77,6 +78,8 @@ pub enum Command {
     Status(status::Args),
     /// Wait until a policy is in a state
     Wait(wait::Args),
+    /// Print what the engine decided, from its journal
+    Replay(replay::Args),
     /// Try everything that the agent needs of this machine
     Preflight(preflight::Args),
     /// Take everything of holdfast from this node
@@ -94,6 +97,7 @@ pub fn run(cli: Cli) -> Answer {
         Command::Attachment(command) => attachment::run(&directories, command),
         Command::Status(args) => status::run(&directories, &args),
         Command::Wait(args) => wait::run(&directories, &args),
+        Command::Replay(args) => replay::run(&directories, &args),
         Command::Preflight(args) => preflight::run(&directories, &args),
         Command::Uninstall(args) => uninstall::run(&directories, &args),
         Command::Completion(args) => completion::run(&args),

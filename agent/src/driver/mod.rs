@@ -19,6 +19,7 @@ use holdfast_engine::view::Settled;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
+use crate::journal::Journal;
 use crate::netlink::LinkNews;
 use crate::source::{SourceNews, SourceStatus};
 use crate::telemetry;
@@ -56,6 +57,8 @@ pub struct Outputs {
     pub report: watch::Sender<Arc<Snapshot>>,
     /// What must survive a restart; readers take the latest.
     pub remembered: watch::Sender<Arc<Vec<Remembered>>>,
+    /// Everything that goes into the engine.
+    pub journal: Option<Journal>,
 }
 
 /// Counters that others keep and a scrape reads together with the engine's.
@@ -115,7 +118,7 @@ impl Driver {
     /// A driver for this engine. `first` are the events that go before all others: adoption, remembered times.
     #[must_use]
     pub fn new(
-        mut engine: Engine,
+        engine: Engine,
         first: Vec<Event>,
         clock: Arc<dyn Clock>,
         who: Identification,
@@ -124,10 +127,7 @@ impl Driver {
         telltales: Box<dyn Telltales>,
     ) -> Self {
         let now = clock.now();
-        for event in first {
-            engine.handle(event, now);
-        }
-        Self {
+        let mut driver = Self {
             engine,
             clock,
             who,
@@ -143,7 +143,19 @@ impl Driver {
             // A report that costs much to build is built less often: at most a twentieth of one core.
             report: Pace::new(20 * Boot::MILLI, 20),
             remember: Pace::new(Boot::SECOND, 100),
+        };
+        for event in first {
+            driver.handle(event, now);
         }
+        driver
+    }
+
+    /// The one way into the engine.
+    fn handle(&mut self, event: Event, now: Now) {
+        if let Some(journal) = &mut self.outputs.journal {
+            journal.handled(&event, now);
+        }
+        self.engine.handle(event, now);
     }
 
     /// Runs until `stop` resolves or every sender is gone. Detaches nothing, closes nothing.
@@ -234,7 +246,7 @@ impl Driver {
                 self.queue_wait.observe(now.boot.since(answers.at));
                 self.outputs.lanes.idle(answers.lane);
                 for event in answers.events {
-                    self.engine.handle(event, now);
+                    self.handle(event, now);
                 }
             }
             Input::Command(command) => self.command(command, now),
@@ -246,20 +258,20 @@ impl Driver {
                     LinkNews::Gone(ifindex) => Event::LinkGone(ifindex),
                     LinkNews::Locals(addresses) => Event::Locals(addresses),
                 };
-                self.engine.handle(event, now);
+                self.handle(event, now);
             }
             Input::Source(news) => {
                 if !matches!(news, SourceNews::Failing(_)) {
                     self.source_activity = Some(now);
                 }
                 match news {
-                    SourceNews::Changes(changes) => self.engine.handle(Event::Objects(changes), now),
-                    SourceNews::Complete => self.engine.handle(Event::SourceComplete, now),
+                    SourceNews::Changes(changes) => self.handle(Event::Objects(changes), now),
+                    SourceNews::Complete => self.handle(Event::SourceComplete, now),
                     SourceNews::Status(status) | SourceNews::Failing(status) => self.source = status,
                 }
             }
-            Input::Wake(ifindex) => self.engine.handle(Event::Poke(ifindex), now),
-            Input::Deadline => self.engine.handle(Event::Tick, now),
+            Input::Wake(ifindex) => self.handle(Event::Poke(ifindex), now),
+            Input::Deadline => self.handle(Event::Tick, now),
             Input::Stop => {}
         }
     }
@@ -278,7 +290,14 @@ impl Driver {
     /// Polls the engine, carries its effects out, and tells whoever waits.
     fn pass(&mut self) {
         let now = self.clock.now();
-        for effect in self.engine.poll(now) {
+        if let Some(journal) = &mut self.outputs.journal {
+            journal.polled(now);
+        }
+        let effects = self.engine.poll(now);
+        if let Some(journal) = &mut self.outputs.journal {
+            journal.flush(&self.engine, now);
+        }
+        for effect in effects {
             self.carry_out(effect);
         }
         self.outputs.lanes.feed();
@@ -330,7 +349,7 @@ impl Driver {
                 reply,
             } => {
                 (self.outputs.ask_link)(ifindex);
-                self.engine.handle(Event::Poke(ifindex), now);
+                self.handle(Event::Poke(ifindex), now);
                 self.waiters.push(Waiter {
                     ifindex,
                     token,

@@ -129,6 +129,7 @@ impl Rig {
                 },
                 report,
                 remembered,
+                journal: None,
             },
             Box::new(Nothing),
         );
