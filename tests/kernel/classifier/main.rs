@@ -60,6 +60,7 @@ holdfast_tests::suite! {
     gates::a_bound_of_staleness_ends_service,
     values::values_that_prove_another_key_are_misses,
     values::f49_replacement_under_load_leaks_nothing,
+    values::f49_prefixes_under_replacement_leak_nothing,
     probes::probes_ask_and_change_nothing,
     probes::only_the_nonce_makes_a_probe,
     probes::a_mismatch_wakes_once_a_second,

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use anyhow::{Context, ensure};
 use holdfast::datapath::raw::{self, MapShape};
 use holdfast_ebpf::abi::{
-    ConsumerRow, Flow, MAPS, MapLayout, RegistryRow, RouteEntry, ServiceKey, Verdict, control, pin,
+    ConsumerRow, Flow, MAPS, MapLayout, PrefixEntry, PrefixKey, RegistryRow, RouteEntry, ServiceKey, Verdict,
+    control, pin,
 };
 use holdfast_tests::say;
 use holdfast_tests::space::ROOT;
@@ -241,6 +242,84 @@ pub(crate) fn f49_replacement_under_load_leaks_nothing() -> anyhow::Result<()> {
         ));
         ensure!(passed == 0, "{passed} packets leaked past the policy");
         ensure!(delivered >= u64::from(ROUNDS * RUNS) * 999 / 1000);
+        Ok(())
+    })
+}
+
+/// A trie hides nothing while it is written: the program looks once, and nobody counts these writes.
+pub(crate) fn f49_prefixes_under_replacement_leak_nothing() -> anyhow::Result<()> {
+    served(|plane| {
+        const ROUNDS: u32 = 40;
+        const RUNS: u32 = 20_000;
+        let consumer = plane.consumer;
+        let flags = ConsumerRow::HAS_SERVICES | ConsumerRow::HAS_PREFIXES_V4;
+        plane.row_of(consumer, CONSUMER_TOKEN, 1, flags)?;
+        let map = plane.ebpf.map(pin::PREFIXES).context("no map")?;
+        let path = Path::new(ROOT).join("bpf").join(pin::PREFIXES);
+        map.pin(&path)?;
+        let prefixes = raw::Trie::<PrefixKey, PrefixEntry>::new(raw::obj_get(&path)?)?;
+        let entry = |address: [u8; 4], length: u8| {
+            let key = plane.prefix_key(address.into(), length);
+            let entry = PrefixEntry {
+                check: key.check(),
+                length: length.into(),
+                policy: POLICY,
+                flags: RouteEntry::OPEN,
+            };
+            (key, entry)
+        };
+        // What is asked for is covered by the second throughout; above, beside and below it others come and go.
+        let stays = entry([10, 128, 0, 0], 16);
+        let around = [
+            entry([10, 128, 7, 9], 32),
+            entry([10, 128, 7, 0], 24),
+            entry([10, 128, 7, 8], 31),
+            entry([10, 128, 0, 0], 15),
+            entry([0, 0, 0, 0], 0),
+            entry([10, 128, 128, 0], 17),
+            entry([10, 0, 0, 0], 8),
+            entry([10, 128, 7, 128], 25),
+        ];
+        prefixes.update(&stays.0, &stays.1)?;
+        let frame = |flags| {
+            request(Transport::Tcp(flags), false)
+                .to_port(7_000)
+                .to([10, 128, 7, 9].into())
+                .bytes()
+        };
+        let stop = AtomicBool::new(false);
+        let written = std::thread::scope(|scope| -> anyhow::Result<u64> {
+            let writer = scope.spawn(|| -> anyhow::Result<u64> {
+                let mut written = 0;
+                for turn in 0usize.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let (key, value) = &around[turn % around.len()];
+                    prefixes.update(&stays.0, &stays.1)?;
+                    prefixes.update(key, value)?;
+                    if turn % 3 != 0 {
+                        prefixes.delete(key)?;
+                    }
+                    written += 3;
+                }
+                Ok(written)
+            });
+            for _ in 0..ROUNDS {
+                // A SYN is routed each time.
+                plane.run(consumer, &frame(SYN), 0, [0; 5], RUNS)?;
+            }
+            stop.store(true, Ordering::Relaxed);
+            writer
+                .join()
+                .map_err(|_| anyhow::anyhow!("the writer panicked"))?
+        })?;
+        let counters = plane.counters()?;
+        let all = u64::from(ROUNDS * RUNS);
+        say(format!(
+            "{all} packets under {written} writes to the trie: {counters:?}"
+        ));
+        ensure!(counters[Verdict::Delivered as usize] == all);
         Ok(())
     })
 }
