@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use holdfast_ebpf::abi::{self, Verdict, generation_at_least, pin};
 use holdfast_engine::model::{
     Adoption, Backend, BackendId, Device, Entry, Identity, Ifindex, IntentProof, Mac, Op, OpDone, OpError,
-    OpResult, PolicySlot, Protocol, RegistryRead, RouteKey, Row, SlotId, Token,
+    OpResult, PolicySlot, Protocol, RegistryRead, RouteKey, Row, Selected, SlotId, Token,
 };
 
 use super::gap::{self, Prefix};
@@ -235,17 +235,7 @@ impl State {
             answer.verdict = Verdict::DropSpoofed;
             return answer;
         }
-        let key = flow_key(ifindex, packet);
-        let offset = ((key.hash() >> 32) * u64::from(selected.length)) >> 32;
-        let slot = selected.base + offset as u32;
-        // A slot that was never written leads to backend 0.
-        let chosen = (selected.length > 0 && slot < self.sizes.slots)
-            .then(|| self.slots.get(&slot).copied().unwrap_or(0));
-        let target = |id| {
-            let target = self.serving(id, entry.policy, selected.generation, ifindex)?;
-            self.takes(id, packet.destination).then_some(target)
-        };
-        match chosen.and_then(|id| Some((id, target(id)?))) {
+        match self.choose(ifindex, packet, entry.policy, selected) {
             Some((id, target)) => Answer {
                 verdict: Verdict::Delivered,
                 target,
@@ -289,6 +279,30 @@ impl State {
                 RouteKey::Prefix { address, length } if *of == ifindex => Some(((*address, *length), entry)),
                 _ => None,
             })
+    }
+
+    /// The backend that serves a packet, and its device: the one that the packet's slot leads to or, where that cannot be
+    /// given it, that of another slot, in the order of the program (`choose_backend`).
+    fn choose(
+        &self,
+        ifindex: Ifindex,
+        packet: &Packet,
+        policy: SlotId,
+        selected: Selected,
+    ) -> Option<(BackendId, Ifindex)> {
+        const TRIES: u32 = 32;
+        const STEP: u32 = 0x9e37_79b1;
+        let length = u64::from(selected.length);
+        let first = ((flow_key(ifindex, packet).hash() >> 32) * length) >> 32;
+        let tries = if length == 0 { 0 } else { TRIES };
+        (0..tries).find_map(|tried| {
+            let step = (u64::from(tried.wrapping_mul(STEP)) * length) >> 32;
+            let slot = selected.base + ((first + step) % length) as u32;
+            // A slot that was never written leads to backend 0.
+            let id = self.slots.get(&slot).copied().unwrap_or(0);
+            let target = self.serving(id, policy, selected.generation, ifindex)?;
+            self.takes(id, packet.destination).then_some((id, target))
+        })
     }
 
     /// Whether a backend can be given packets to this address: a neighbour is reached by one of its own.

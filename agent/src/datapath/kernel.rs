@@ -223,6 +223,7 @@ impl Kernel {
             links: &self.links,
             maps: &self.maps,
             registry: &self.registry,
+            program: &self.program,
             known: &self.known,
             allow_foreign_before: self.allow_foreign_before,
         }

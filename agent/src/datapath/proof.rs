@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 
@@ -31,6 +32,8 @@ pub(super) struct Prover<'a> {
     pub(super) links: &'a Links,
     pub(super) maps: &'a Maps,
     pub(super) registry: &'a Registry,
+    /// The program of this life, which most devices hold.
+    pub(super) program: &'a Program,
     /// Which prefixes and services there are: more specific ones take what a less specific one is asked about.
     pub(super) known: &'a Mutex<Known>,
     /// A foreign program before ours is no reason to fail.
@@ -126,9 +129,28 @@ fn compare<T: PartialEq + std::fmt::Debug>(
     }
 }
 
+/// The very program that a device holds.
+pub(super) enum Held<'a> {
+    /// That of this life: an id names one program for as long as it lives, and ours lives.
+    Current(&'a Program),
+    /// Another that is pinned.
+    Other(Program),
+}
+
+impl Deref for Held<'_> {
+    type Target = Program;
+
+    fn deref(&self) -> &Program {
+        match self {
+            Self::Current(program) => program,
+            Self::Other(program) => program,
+        }
+    }
+}
+
 impl Prover<'_> {
     /// The program that the device holds, if ours is in its place.
-    pub(super) fn program_of(&self, device: Device) -> Result<Program, OpError> {
+    pub(super) fn program_of(&self, device: Device) -> Result<Held<'_>, OpError> {
         let Device { ifindex, .. } = device;
         is_still(device)?;
         let Inspection { program, before } = self.links.inspect(ifindex)?;
@@ -142,8 +164,11 @@ impl Prover<'_> {
                 before.join(" and ")
             )));
         }
+        if id == self.program.info.id {
+            return Ok(Held::Current(self.program));
+        }
         let program = Program::open(self.pins, id).map_err(|error| refused(&error))?;
-        program.ok_or_else(|| {
+        program.map(Held::Other).ok_or_else(|| {
             detached(format!(
                 "device {ifindex} holds program {id}, which is none that is pinned here"
             ))
@@ -435,6 +460,8 @@ impl Prover<'_> {
                         .backends
                         .get(&answer.backend)
                         .is_some_and(|backend| backend.ifindex == answer.target)
+                    // A member of the set may be the consumer itself: it is never its own producer.
+                    && answer.target != proof.device.ifindex
             };
             if !right {
                 return Err(disproved(format!(
