@@ -28,6 +28,8 @@ suite! {
     f10_traffic_survives_sigkill,
     f10_traffic_survives_a_panic,
     f19_a_late_delete_of_the_earlier_incarnation_touches_nothing,
+    f36_services_that_do_not_fit_fail_as_a_whole,
+    f36_prefixes_that_do_not_fit_fail_as_a_whole,
     f53_an_old_token_never_serves_a_new_device_of_its_number,
     f53_nor_one_of_its_name,
     f54_a_failed_read_closes_nothing,
@@ -575,6 +577,102 @@ fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
             .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
         lab.not_served(0, 0)
     })
+}
+
+// --- F36 ---------------------------------------------------------------------------------------------------
+
+/// Maps of 64 entries, policies that fill most of one, and one that does not fit any more. Each has two consumers.
+fn a_full_map(map: &str, first: &Policy, big: &Policy, need: u32, have: u32) -> anyhow::Result<()> {
+    Lab::new()?.run(|lab| {
+        let sizes = [("HOLDFAST_MAP_SERVICES", "64"), ("HOLDFAST_MAP_PREFIXES", "64")];
+        lab.put_objects()?;
+        lab.create_workloads()?;
+        lab.node.launch_agent(&sizes)?;
+        lab.node.until_ready()?;
+        lab.register_all()?;
+        lab.until_programmed()?;
+        lab.node.put_policy(first)?;
+        lab.node.until_verdict(&first.name, "Programmed", EVENT_BUDGET)?;
+        let entries =
+            |lab: &Lab| anyhow::Ok(lab.node.metrics()?.count("holdfast_map_entries", &[("map", map)]));
+        let before = entries(lab)?;
+        let flow = lab.flow(0, 0, RATE)?;
+
+        lab.node.put_policy(big)?;
+        lab.node
+            .until_verdict(&big.name, "Failed(MapFull)", EVENT_BUDGET)?;
+        let report = lab.node.report()?;
+        let line = report.as_ref().and_then(|report| report.policy(&big.name));
+        let message = line.and_then(|line| line.message.clone()).unwrap_or_default();
+        let expected = format!("map {map} is full: {need} entries needed, {have} in all");
+        ensure!(
+            message.contains(&expected),
+            "{message:?} does not say: {expected}"
+        );
+        // Nothing of it stays, and the others are as they were: also those that change now.
+        ensure!(
+            entries(lab)? == before,
+            "{} entries, before {before}",
+            entries(lab)?
+        );
+        for name in [DNS, WEB, &first.name] {
+            ensure!(lab.node.verdict(name)? == "Programmed", "{name}");
+        }
+        lab.node.unregister("hfc1")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.consumers[1].register(&lab.node)?;
+        lab.node.until_verdict(DNS, "Programmed", EVENT_BUDGET)?;
+
+        // Room is made, and it recovers by its own retries: 0, 1, 3, 7 s after it failed.
+        lab.node.remove_file(&format!("policy-{}.yaml", first.name))?;
+        lab.node
+            .until_verdict(&big.name, "Programmed", 8 * EVENT_BUDGET)?;
+        let tally = flow.finish(lab.serving.first())?;
+        say(&tally);
+        tally.perfect()?;
+        lab.served(1, 0)
+    })
+}
+
+/// A policy of the two consumers and the producer of DNS.
+fn beside_dns(name: &str) -> Policy {
+    Policy {
+        name: name.to_owned(),
+        consumers: (DNS.to_owned(), "yes".to_owned()),
+        producers: ("app".to_owned(), DNS.to_owned()),
+        ..Policy::default()
+    }
+}
+
+fn f36_services_that_do_not_fit_fail_as_a_whole() -> anyhow::Result<()> {
+    // An address with UDP and TCP takes three elements a consumer: two entries and the claim. DNS and WEB have 24.
+    let policy = |name, addresses: std::ops::Range<u8>| Policy {
+        services: addresses.map(|last| ([10, 99, 0, last].into(), 53)).collect(),
+        ..beside_dns(name)
+    };
+    a_full_map(
+        "services",
+        &policy("first", 1..6),
+        &policy("big", 6..10),
+        24 + 30 + 12,
+        64,
+    )
+}
+
+fn f36_prefixes_that_do_not_fit_fail_as_a_whole() -> anyhow::Result<()> {
+    let policy = |name, networks: std::ops::Range<u8>| Policy {
+        prefixes: networks.map(|third| format!("10.99.{third}.0/24")).collect(),
+        ..beside_dns(name)
+    };
+    // One of the 64 stays free.
+    a_full_map(
+        "prefixes",
+        &policy("first", 0..20),
+        &policy("big", 20..44),
+        40 + 24,
+        63,
+    )
 }
 
 // --- F53 ---------------------------------------------------------------------------------------------------
