@@ -239,10 +239,24 @@ impl Ground {
     /// # Errors
     /// The kernel's refusal.
     pub fn intent(&mut self, kernel: &Kernel) -> anyhow::Result<(Intent, [Space; 2])> {
-        let (consumer, consumer_space) = self.veth("hfcons")?;
-        let (producer, producer_space) = self.veth("hfprod")?;
-        let token = self.register("hfcons")?.token;
-        let producer_token = self.register("hfprod")?.token;
+        self.intent_between(kernel, "hfcons", "hfprod")
+    }
+
+    /// The same, between interfaces of these names.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn intent_between(
+        &mut self,
+        kernel: &Kernel,
+        consumer: &str,
+        producer: &str,
+    ) -> anyhow::Result<(Intent, [Space; 2])> {
+        let names = [consumer, producer];
+        let (consumer, consumer_space) = self.veth(names[0])?;
+        let (producer, producer_space) = self.veth(names[1])?;
+        let token = self.register(names[0])?.token;
+        let producer_token = self.register(names[1])?.token;
         for device in [consumer, producer] {
             carry_out(kernel, &Op::Attach { device })?;
         }

@@ -374,6 +374,30 @@ impl Rtnl {
             .with_context(|| format!("cannot add a route to {to}/{prefix} by {device}"))
     }
 
+    /// Makes every address of a prefix this host's own, without naming each (a route of type `local`).
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn local_prefix(&mut self, prefix: IpAddr, bits: u8) -> anyhow::Result<()> {
+        let ifindex = self.ifindex("lo")?;
+        let mut request = Request::new(libc::RTM_NEWROUTE, REPLACE);
+        request.bytes(&[
+            family(prefix),
+            bits,
+            0,
+            0,
+            libc::RT_TABLE_LOCAL,
+            libc::RTPROT_STATIC,
+            libc::RT_SCOPE_HOST,
+            libc::RTN_LOCAL,
+        ]);
+        request.bytes(&0_u32.to_ne_bytes());
+        request.attribute(libc::RTA_DST, &octets(prefix));
+        request.attribute(libc::RTA_OIF, &ifindex.to_ne_bytes());
+        self.ask(request)
+            .with_context(|| format!("cannot take {prefix}/{bits}"))
+    }
+
     /// Says for good which hardware address an address has.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 )]
 
 mod args;
+mod bench;
 mod bpf;
 mod cache;
 mod demo;
@@ -41,6 +42,7 @@ const COMMANDS: &[Command] = &[
     test::COMMAND,
     test::LINT,
     mutants::COMMAND,
+    bench::COMMAND,
 ];
 
 fn main() -> ExitCode {
