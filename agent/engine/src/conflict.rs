@@ -215,7 +215,9 @@ impl Engine {
             };
             if state.interface_lost != interface_lost {
                 state.interface_lost = interface_lost;
+                let consumes = state.consumes.clone();
                 let addresses = state.object.addresses.clone();
+                self.forget_tries(*id, &consumes);
                 self.judge_sharers(*id, &addresses);
             }
         }

@@ -471,6 +471,26 @@ impl Engine {
         }
     }
 
+    /// Sets that failed with this device as it was are another matter with it as it is now.
+    fn unblock_sets_of(&mut self, ifindex: Ifindex) {
+        let Some(port) = self.ports.get(&ifindex) else {
+            return;
+        };
+        let attachments = port
+            .attachments
+            .iter()
+            .filter_map(|id| self.objects.attachments.get(id));
+        for policy in attachments.flat_map(|state| &state.produces) {
+            let slot = self.objects.policies.get(policy).and_then(|state| state.slot);
+            let trouble = slot
+                .and_then(|slot| self.slots.get_mut(&slot))
+                .and_then(|slot| slot.trouble.as_mut());
+            if let Some(trouble) = trouble {
+                trouble.blocked = false;
+            }
+        }
+    }
+
     /// The attachments of a device must be judged again.
     pub(crate) fn dirty_interface_of(&mut self, ifindex: Ifindex) {
         if let Some(link) = self.interfaces.link(ifindex) {
@@ -549,6 +569,7 @@ impl Engine {
                 self.dirty_interface_of(ifindex);
                 self.dirty.ports.insert(ifindex);
                 self.dirty_producers_of(ifindex);
+                self.unblock_sets_of(ifindex);
             }
         }
         self.dirty.ports.insert(ifindex);

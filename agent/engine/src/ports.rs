@@ -381,7 +381,9 @@ impl Port {
 
     /// Something planned, out, or failed.
     pub(crate) fn busy(&self) -> bool {
-        !self.quiet() || !self.program.idle() || self.read.out.is_some() || self.revoked != self.covered
+        // Under a closed row a revocation waits for the next opening.
+        let uncovered = self.revoked != self.covered && self.may_be_open();
+        !self.quiet() || !self.program.idle() || self.read.out.is_some() || uncovered
     }
 
     /// The epoch of a row that is written now. `raise`: flows of the present one must be looked up anew.
@@ -577,7 +579,12 @@ impl Engine {
                 self.read(ifindex, false);
             }
         }
-        for policy in consumes {
+        self.forget_tries(id, &consumes);
+    }
+
+    /// Whatever was tried for an attachment on an interface says nothing any more: it left, or has no right to it.
+    pub(crate) fn forget_tries(&mut self, id: AttachmentId, consumes: &BTreeSet<PolicyId>) {
+        for policy in consumes.iter().copied() {
             if let Some(intent) = self.intent_mut(policy, id) {
                 intent.proof = Proof::None;
                 intent.vetted = None;
@@ -585,6 +592,7 @@ impl Engine {
                 intent.proof_trouble = None;
                 intent.fallback = 0;
             }
+            self.dirty.touched.insert(policy);
             if let Some(state) = self.objects.policies.get_mut(&policy)
                 && state.full.remove(&id)
             {
@@ -1137,7 +1145,7 @@ impl Engine {
                     policy.is_some_and(|state| state.slot_trouble.is_some())
                 });
                 let stands_in = no_room && self.is_claimed_by_its_owner(cell, claims, &key);
-                let homeless = claim.is_none() || (no_room && !stands_in);
+                let homeless = claim.is_none() || (no_room && !stands_in && self.may_remove());
                 if may_deliver || (stands_in && cell.may(|entry| is_open(*entry))) {
                     revokes.extend(closed_of(cell).map(|entry| (key, entry)));
                 } else if homeless && !(row_may_be_open && uncovered) && !cell.is(&None) {
@@ -1204,6 +1212,11 @@ impl Engine {
         if revokes.is_empty() && deletes.is_empty() {
             port.troubles.remove(&Goal::Unclaimed);
         }
+        for (index, claim) in claims.intents.iter().enumerate() {
+            if !writes.contains_key(&index) && self.is_claimed_after_all(port, claim, plans[index].slot) {
+                self.entries_right(claim.policy, claim.attachment);
+            }
+        }
         for (index, entries) in writes {
             self.write_entries(ifindex, port, &plans[index], entries, live, target);
         }
@@ -1212,6 +1225,36 @@ impl Engine {
         } else if !revokes.is_empty() {
             // It goes on delivering although nobody wants it: the whole interface is closed.
             port.troubles.remove(&Goal::RowOpen);
+        }
+    }
+
+    /// Whether entries that could not be written once are there although nothing is left to be written.
+    fn is_claimed_after_all(&self, port: &Port, claim: &Claim, slot: Option<SlotId>) -> bool {
+        let tried_again = self.intent(claim.policy, claim.attachment).is_some_and(|intent| {
+            let trouble = intent.entries_trouble.as_ref();
+            trouble.is_some_and(|trouble| !trouble.blocked) && intent.fallback == 0
+        });
+        tried_again
+            && claim.keys.iter().all(|key| {
+                let entry = port.entries.get(key).and_then(Cell::sure).copied().flatten();
+                entry.is_some_and(|entry| Some(entry.policy) == slot)
+            })
+    }
+
+    /// The entries of an intent are in the kernel.
+    fn entries_right(&mut self, policy: PolicyId, attachment: AttachmentId) {
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        let trouble = state
+            .intents
+            .get_mut(&attachment)
+            .and_then(|intent| intent.entries_trouble.take());
+        if trouble.is_some() {
+            self.dirty.touched.insert(policy);
+        }
+        if state.full.remove(&attachment) {
+            self.dirty.policies.insert(policy);
         }
     }
 
@@ -1463,6 +1506,10 @@ impl Engine {
             }
             Some(token) if closed => {
                 port.ready_since.get_or_insert(self.now.boot);
+                if !plans.iter().any(|plan| plan.deliverable) {
+                    // Nobody wants it open any more.
+                    port.troubles.remove(&Goal::RowOpen);
+                }
                 if sources_right
                     && !stuck
                     && !port.blocked(Goal::RowOpen)
@@ -1527,7 +1574,9 @@ impl Engine {
         };
         let sources = self.wanted_sources(port);
         let row = port.row.sure().copied().flatten();
-        let quiet = port.has_program() && port.sources.is(&sources) && port.revoked == port.covered;
+        // The opening of a closed row covers what was revoked.
+        let covered = port.revoked == port.covered || !port.may_be_open();
+        let quiet = port.has_program() && port.sources.is(&sources) && covered;
         let Some(row) = row.filter(|_| quiet) else {
             return;
         };
@@ -1685,12 +1734,7 @@ impl Engine {
         match result {
             Ok(_) => {
                 if fallback == 0 && intent.fallback == 0 {
-                    if intent.entries_trouble.take().is_some() {
-                        self.dirty.touched.insert(policy);
-                    }
-                    if state.full.remove(&attachment) {
-                        self.dirty.policies.insert(policy);
-                    }
+                    self.entries_right(policy, attachment);
                 }
             }
             Err(error) => {

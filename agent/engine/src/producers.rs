@@ -1561,7 +1561,13 @@ impl Engine {
             }
             self.release_at(due, Release::Backend(id));
         }
-        self.settled_orphan(Orphan::Backends);
+        let left = |engine: &Self| {
+            let mut phases = engine.backends.values().map(|state| state.phase);
+            phases.any(|phase| phase == Phase::Freeing)
+        };
+        if self.orphans.contains(&Orphan::Backends) && !left(self) {
+            self.settled_orphan(Orphan::Backends);
+        }
     }
 
     /// Tries again to free what could not be freed.
