@@ -932,9 +932,10 @@ impl Engine {
         if port.troubles.contains_key(&Goal::Sources) {
             return None;
         }
-        let usable = claims.intents.iter().any(|claim| {
-            claim.attachment == ready.attachment && claim.refused.is_none() && claim.unreachable.is_none()
-        });
+        let usable = claims
+            .intents
+            .iter()
+            .any(|claim| claim.attachment == ready.attachment && claim.refused.is_none());
         (usable || !claims.kept.is_empty()).then_some(ready.token)
     }
 
@@ -1171,7 +1172,6 @@ impl Engine {
             }
             let other = cell.may(|entry| entry.is_some_and(|entry| entry.open && entry.policy != slot));
             let forbidden = !claim.may_deliver()
-                || matches!(self.locals.state(claim), LocalsState::Failed(trouble) if !trouble.silent)
                 || !state.full.is_empty()
                 || intent.fallback > 0
                 || intent

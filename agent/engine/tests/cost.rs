@@ -47,41 +47,51 @@ fn world(policies: u32, consumers: u32) -> Bench {
     bench
 }
 
-/// Operations and time of an edit of one policy.
-fn touch(bench: &mut Bench, generation: u64) -> (usize, Duration) {
+/// What an edit of one policy makes the engine ask for: operations, reads of the registry, devices, reports, lines.
+fn touch(bench: &mut Bench, generation: u64) -> ([usize; 5], Duration) {
     let mut edited = policy("app-7", "app-7", "dns", &[1, 2 + (generation % 2) as u8]);
     edited.generation = generation;
+    bench.effects.clear();
     let start = Clock::now();
     bench.give(Event::Objects(vec![ObjectChange::Policy(edited)]));
     let ops = bench.run().len();
-    (ops, start.elapsed())
+    let took = start.elapsed();
+    let count = |like: fn(&Effect) -> bool| bench.effects.iter().filter(|effect| like(effect)).count();
+    let counts = [
+        ops,
+        count(|effect| matches!(effect, Effect::ReadRegistry(_))),
+        count(|effect| matches!(effect, Effect::AskLink(_))),
+        count(|effect| matches!(effect, Effect::Report(_))),
+        count(|effect| matches!(effect, Effect::Log(_))),
+    ];
+    (counts, took)
 }
 
 #[test]
 fn touching_one_of_many_costs_what_touching_one_of_few_costs() {
     let mut few = world(10, 10);
-    let mut many = world(1_000, 10);
+    let mut many = world(10_000, 10);
     let mut best = [Duration::MAX; 2];
-    for generation in 2..40 {
-        let (few_ops, few_time) = touch(&mut few, generation);
-        let (many_ops, many_time) = touch(&mut many, generation);
-        assert_eq!(few_ops, many_ops);
+    for generation in 2..60 {
+        let (few_counts, few_time) = touch(&mut few, generation);
+        let (many_counts, many_time) = touch(&mut many, generation);
+        assert_eq!(few_counts, many_counts);
         best = [best[0].min(few_time), best[1].min(many_time)];
     }
-    println!("one of 100: {:?}, one of 10000: {:?}", best[0], best[1]);
-    // The goal is 1.2, the operations are the bar: a time fails only when it is twice off, for machines are busy.
+    println!("one of 100: {:?}, one of 100000: {:?}", best[0], best[1]);
+    // The goal is 1.2, the counts are the bar: a time fails only when it is twice off, for machines are busy.
     assert!(best[1] < best[0] * 2, "{best:?}");
 }
 
 #[test]
-fn ten_thousand_held_cost_a_wake_up_in_30_s_and_no_effect_but_the_summary() {
+fn a_hundred_thousand_held_cost_a_wake_up_in_30_s_and_no_effect_but_the_summary() {
     let mut bench = Bench::started_with(Capacity {
-        policies: 1_001,
+        policies: 10_001,
         slots: 1_024,
         backends: 1_024,
     });
     let mut objects = Vec::new();
-    for policy_number in 0..1_000 {
+    for policy_number in 0..10_000 {
         let app = format!("app-{policy_number}");
         objects.push(ObjectChange::Policy(policy(&app, &app, "dns", &[1])));
         for consumer in 0..10 {
@@ -91,7 +101,7 @@ fn ten_thousand_held_cost_a_wake_up_in_30_s_and_no_effect_but_the_summary() {
     }
     bench.give(Event::Objects(objects));
     bench.run();
-    assert_eq!(bench.engine.view().summary().intents.held, 10_000);
+    assert_eq!(bench.engine.view().summary().intents.held, 100_000);
     bench.pass(60 * SECOND);
     bench.effects.clear();
     let end = bench.now.boot.plus(600 * SECOND);
