@@ -909,6 +909,122 @@ fn rule_12_a_producer_counts_only_when_its_program_is_attached() {
 }
 
 #[test]
+fn f07_an_edit_that_changes_nothing_here_is_acked_without_a_write() {
+    let mut bench = Bench::started(ALL_FEATURES);
+    bench.registry.insert(5, identity(105, 5));
+    bench.registry.insert(6, identity(106, 6));
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    bench.give(Event::Link(veth(6, "hfdns", 6)));
+    let first = policy("dns", "web", "dns", &[1, 2, 3]);
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(first.clone()),
+    ]));
+    bench.run();
+    bench.go_to(Boot(100 * SECOND));
+    let before = bench.intents("dns")[0].since;
+    // Destinations in another order, and a consumer that is on another node.
+    let mut again = policy("dns", "web", "dns", &[3, 1, 2]);
+    again.generation = 2;
+    again.content.as_mut().unwrap().consumers = Selector {
+        match_labels: labels(&[]),
+        match_expressions: vec![Requirement {
+            key: "app".into(),
+            operator: Operator::In(["web".to_owned(), "elsewhere".to_owned()].into()),
+        }],
+    };
+    bench.effects.clear();
+    bench.give(objects(vec![ObjectChange::Policy(again)]));
+    assert_eq!(bench.rounds(), Vec::<Vec<String>>::new());
+    let view = bench.policy("dns");
+    assert_eq!(
+        (view.state, view.generation, view.proven),
+        (State::Programmed, 2, 2)
+    );
+    assert_eq!(bench.intents("dns")[0].since, before);
+    assert!(
+        bench
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Report(names) if names.contains(&named("dns")))),
+        "and reported"
+    );
+}
+
+#[test]
+fn f30_a_consumer_that_is_deselected_is_gone_and_its_entries_are_counted() {
+    let mut bench = Bench::programmed(ALL_FEATURES);
+    let first = policy("dns", "web", "dns", &[1, 2, 3]);
+    bench.give(objects(vec![edit(&first, |_| {})]));
+    bench.run();
+    assert_eq!(bench.kernel.pins.entries[&5].len(), 3);
+    bench.effects.clear();
+    bench.give(objects(vec![ObjectChange::Attachment(Attachment {
+        generation: 2,
+        ..attachment("web", "hfweb", "other")
+    })]));
+    bench.poll();
+    assert_eq!(bench.engine.view().summary().intents.desired(), 0, "at once");
+    assert_eq!(bench.engine.view().summary().intents.removing, 1);
+    bench.run();
+    assert!(!bench.kernel.pins.entries.contains_key(&5));
+    assert_eq!(bench.engine.view().summary().intents.removing, 0);
+    let line = bench
+        .log()
+        .into_iter()
+        .find(|line| line.what == Happening::Removed(3))
+        .unwrap();
+    assert_eq!(
+        (line.policy, line.consumer),
+        (Some(named("dns")), Some(named("web")))
+    );
+}
+
+#[test]
+fn f32_a_thousand_incarnations_with_ever_new_errors_leave_nothing_behind() {
+    let mut bench = Bench::programmed(ALL_FEATURES);
+    let mut sizes = Vec::new();
+    for life in 0..1_000_u32 {
+        let (ifindex, number) = (100 + life, u8::try_from(life % 250).unwrap());
+        let before = if life == 0 { 5 } else { ifindex - 1 };
+        bench.give(Event::LinkGone(before));
+        // Its row goes by the operation that the engine asks for.
+        bench.registry.remove(&before);
+        bench
+            .registry
+            .insert(ifindex, identity(u64::from(1_000 + life), number));
+        bench.give(Event::Link(veth(ifindex, "hfweb", number)));
+        bench.poll();
+        while !bench.out.values().any(|op| matches!(op, Op::Attach { .. })) {
+            bench.yes();
+        }
+        // Attaching fails once, each time with another text.
+        bench.answer(
+            |op| matches!(op, Op::Attach { .. }),
+            refused(&format!("errno {}", life % 50)),
+        );
+        bench.run();
+        assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::AttachFailed));
+        bench.pass(2 * SECOND);
+        bench.run();
+        assert_eq!(bench.state("dns", "web"), State::Programmed);
+        bench.effects.clear();
+        sizes.push(format!("{:?}", bench.engine).len());
+    }
+    assert!(
+        sizes[999] < sizes[9] + sizes[9] / 20,
+        "{} {}: {:#?}",
+        sizes[9],
+        sizes[999],
+        bench.engine
+    );
+    assert_eq!(bench.engine.view().remembered().len(), 1);
+    bench.pass(10 * SECOND);
+    assert_eq!(bench.engine.next_deadline(), None);
+}
+
+#[test]
 fn rule_18_nothing_is_written_to_an_interface_while_its_clear_is_out() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.give(objects(vec![ObjectChange::PolicyGone(named("dns"))]));
