@@ -220,9 +220,11 @@ pub(crate) fn flows_spread_over_all_producers_and_stay() -> anyhow::Result<()> {
                 is(plane.ask(&frame)?, Verdict::Delivered, "a new flow")?;
                 let flow = plane.flow(consumer, &frame)?.context("no flow")?;
                 shares[flow.backend as usize] += 1;
-                // The proof names the producer that the flow then gets.
-                let answer = plane.probe(consumer, &frame, 0, 0, 0)?;
-                ensure!((answer.backend, answer.target) == (flow.backend, flow.producer));
+                // The proof names the producer that the flow then gets. (Each compares the whole table before and after.)
+                if port % 16 == 0 {
+                    let answer = plane.probe(consumer, &frame, 0, 0, 0)?;
+                    ensure!((answer.backend, answer.target) == (flow.backend, flow.producer));
+                }
             }
             say(format!("{FLOWS} flows over two producers: {shares:?}"));
             ensure!(
