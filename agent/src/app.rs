@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use holdfast_engine::Engine;
 use holdfast_engine::model::{Config, Event, Now, Remembered};
@@ -59,6 +60,8 @@ pub struct Settings {
     pub allow_foreign_before: bool,
     /// Per-policy series for every policy, not only for those in trouble.
     pub all_policies: bool,
+    /// Time between audits.
+    pub audit_interval: Duration,
     /// Debug level of the BPF program; 0 = no lines.
     pub debug: u64,
     /// Largest size of the journal; 0 = none.
@@ -199,6 +202,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         features: Kernel::FEATURES,
         neighbour_only: settings.neighbour_only,
         hashes: hash::hashes(),
+        audit_every: nanos(settings.audit_interval),
     });
 
     let (wake_sender, wake_receiver) = mpsc::channel(QUEUE);
@@ -278,7 +282,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         threads.push(thread);
         journal
     });
-    let asker = monitor.asker;
+    let (asker, checker) = (monitor.asker.clone(), monitor.asker);
     let driver = Driver::new(
         engine,
         vec![
@@ -300,6 +304,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         Outputs {
             lanes,
             ask_link: Box::new(move |ifindex| asker.ask(ifindex)),
+            check_links: Box::new(move || checker.check()),
             report: report_sender,
             remembered: memory_sender,
             journal,
@@ -361,6 +366,10 @@ fn decorate(kernel: Kernel) -> Result<Arc<dyn Datapath>, StartError> {
 )]
 fn decorate(kernel: Kernel) -> Result<Arc<dyn Datapath>, StartError> {
     Ok(Arc::new(kernel))
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -86,6 +87,15 @@ pub struct AgentArgs {
         value_parser = clap::builder::BoolishValueParser::new()
     )]
     pub allow_foreign_before: bool,
+    /// How often the kernel is compared with what it should have, and put right: 1s to 5m
+    #[arg(
+        long,
+        env = "HOLDFAST_AUDIT_INTERVAL",
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = audit_interval
+    )]
+    pub audit_interval: Duration,
     /// How lines are written
     #[arg(long, env = "HOLDFAST_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -170,6 +180,16 @@ impl FromStr for Source {
     }
 }
 
+fn audit_interval(text: &str) -> Result<Duration, String> {
+    let interval = Duration::from_nanos(validate::duration(text)?);
+    // Everything is looked at within five minutes, whatever the size of the node.
+    if (Duration::from_secs(1)..=Duration::from_secs(300)).contains(&interval) {
+        Ok(interval)
+    } else {
+        Err(format!("{text} is not within 1s to 5m"))
+    }
+}
+
 fn node(text: &str) -> Result<String, String> {
     validate::node_name(text).map(|()| text.to_owned())
 }
@@ -226,6 +246,8 @@ pub struct AgentConfig {
     pub neighbour_only: bool,
     /// A foreign program before ours does not fail a proof.
     pub allow_foreign_before: bool,
+    /// Time between audits.
+    pub audit_interval: Duration,
     /// How lines are written.
     pub log_format: LogFormat,
     /// Which lines are written.
@@ -267,6 +289,7 @@ impl AgentConfig {
             attach: args.attach,
             neighbour_only: args.delivery == DeliveryMode::Neigh,
             allow_foreign_before: args.allow_foreign_before,
+            audit_interval: args.audit_interval,
             log_format: args.log_format,
             log: args.log,
             packet_log: args.packet_log,
@@ -322,6 +345,7 @@ mod tests {
         assert_eq!(config.sizes, Sizes::default());
         assert_eq!(config.journal_bytes, 16 << 20);
         assert!(!config.all_policies && !config.allow_foreign_before && !config.neighbour_only);
+        assert_eq!(config.audit_interval, Duration::from_secs(30));
         assert_eq!(
             config.directories.bpffs_dir,
             PathBuf::from("/sys/fs/bpf/holdfast")
@@ -338,6 +362,8 @@ mod tests {
             ["--node", "Edge_1"],
             ["--map-flows", "0"],
             ["--journal-bytes", "1000"],
+            ["--audit-interval", "0s"],
+            ["--audit-interval", "6m"],
             ["--map-slots", "16777217"],
         ] {
             assert!(config(&flags).is_err(), "{flags:?}");

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{FailReason, Happening, HoldReason, Level, LogLine, OnDeadline, State};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -97,6 +98,7 @@ struct Said<'a> {
     state: Option<&'static str>,
     duration: Option<Duration>,
     entries: Option<u32>,
+    kind: Option<&'static str>,
     message: Option<&'a str>,
 }
 
@@ -129,6 +131,7 @@ pub fn log(line: &LogLine) {
         state = said.state,
         duration = said.duration.map(tracing::field::debug),
         entries = said.entries,
+        kind = said.kind,
         detail = said.message,
         "{}",
         said.what
@@ -192,6 +195,25 @@ fn said(what: &Happening) -> Said<'_> {
         Happening::Summary { .. } => Said::default(),
         Happening::RegistryUnreadable(message) => Said {
             what: "an identity could not be read: what was known stays",
+            message: Some(message),
+            ..Said::default()
+        },
+        Happening::Drift(kind, message) => Said {
+            what: match kind {
+                Drift::Foreign => "the chain of a device was changed",
+                _ => "not as it was left: it is put right",
+            },
+            kind: Some(kind.label()),
+            message: Some(message),
+            ..Said::default()
+        },
+        Happening::MoreDrift(more) => Said {
+            what: "and more was not as it was left",
+            entries: Some(*more),
+            ..Said::default()
+        },
+        Happening::AuditUnreadable(message) => Said {
+            what: "an audit could not look at something: what was known stays",
             message: Some(message),
             ..Said::default()
         },

@@ -125,6 +125,7 @@ fn engine() -> Engine {
         features: Kernel::FEATURES,
         neighbour_only: false,
         hashes: hash::hashes(),
+        audit_every: 0,
     })
 }
 
@@ -283,7 +284,11 @@ impl World {
                     self.coming
                         .push(link.map_or(Event::LinkGone(ifindex), Event::Link));
                 }
-                Effect::Report(_) | Effect::Measured(..) | Effect::Log(_) => {}
+                Effect::Report(_)
+                | Effect::Measured(..)
+                | Effect::Log(_)
+                | Effect::Audit(..)
+                | Effect::DumpLinks => {}
             }
         }
         Ok(())

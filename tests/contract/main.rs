@@ -25,11 +25,12 @@ use holdfast::serve::metrics::{Scrape, render};
 use holdfast::serve::wire::{PolicyDetail, Status, Waited};
 use holdfast::serve::{self, Sources, socket};
 use holdfast::source::{SourceProblem, SourceStatus};
+use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{
     Boot, FailReason, HoldReason, Leg, Mac, Now, ObjectName, Origin, State, Token, Uid,
 };
 use holdfast_engine::view::{
-    AttachmentView, Barrier, Counts, IntentView, PolicyView, Serving, Settled, Summary,
+    AttachmentView, Barrier, Counts, IntentView, LastAudit, PolicyView, Serving, Settled, Summary,
 };
 use holdfast_tests::{Reason, skip};
 use journal::a_long_journal_gives_the_same_decisions;
@@ -191,6 +192,14 @@ fn summary() -> Summary {
         attachments: 2,
         waiting_for: Vec::new(),
         first_pass_done: true,
+        drift: Drift::ALL
+            .map(|kind| (kind, u64::from(kind == Drift::Entry) * 3))
+            .into(),
+        audit: Some(LastAudit {
+            ended: at(990),
+            took: 4_000_000,
+            found: 1,
+        }),
     }
 }
 

@@ -85,6 +85,7 @@ impl Watch {
                 self.locals = Some(addresses.clone());
                 return Ok(true);
             }
+            LinkNews::Drifted(_) => {}
         }
         self.news.push(news);
         Ok(true)

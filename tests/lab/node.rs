@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use holdfast::datapath::pins::Pins;
-use holdfast::datapath::raw::{self, Kind, Map};
+use holdfast::datapath::raw::{self, Kind, Map, Plain};
 use holdfast::registry::{Registration, Registry};
 use holdfast_ebpf::abi::{ConsumerRow, pin};
 use holdfast_engine::model::Token;
@@ -534,9 +534,39 @@ impl Node {
     /// # Errors
     /// When there is no agent yet that has made them.
     pub fn rows(&self) -> anyhow::Result<Map<u32, ConsumerRow>> {
-        let path = Pins::new(&self.outside(BPFFS)?).map(pin::CONSUMERS);
+        self.map(pin::CONSUMERS)
+    }
+
+    /// A pinned map, for whoever wants to see it change or change it.
+    ///
+    /// # Errors
+    /// When it is not there, or its sizes are others.
+    pub fn map<K: Plain, V: Plain>(&self, name: &str) -> anyhow::Result<Map<K, V>> {
+        let path = self.pins()?.map(name);
         let map = raw::obj_get(&path).with_context(|| path.display().to_string())?;
         Ok(Map::new(map)?)
+    }
+
+    /// Where the pins are, as this process opens them.
+    ///
+    /// # Errors
+    /// Never for a node.
+    pub fn pins(&self) -> anyhow::Result<Pins> {
+        Ok(Pins::new(&self.outside(BPFFS)?))
+    }
+
+    /// Deletes a registry row if it still holds this token, as a late delete of a CNI does; tells nobody.
+    ///
+    /// # Errors
+    /// When the registry is not there.
+    pub fn forget(&self, incarnation: &Registered) -> anyhow::Result<()> {
+        let token = u64::from_str_radix(&incarnation.token, 16)?;
+        let token = Token::new(token).context("no token")?;
+        self.with_registry(|registry| {
+            // Another incarnation's row stays: that is what a token is for.
+            let _ = registry.unregister(incarnation.ifindex, token);
+            Ok(())
+        })
     }
 
     /// Ids of the programs that packets meet at the ingress of a device, in their order: the chain of tcx, then filters.

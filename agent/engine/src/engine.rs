@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::audit::Audit;
 use crate::backoff::Backoff;
+use crate::belief::Drift;
 use crate::gate::Known;
 use crate::interfaces::{Change, Interfaces};
 use crate::locals::Locals;
@@ -43,6 +45,8 @@ pub(crate) enum Timer {
     Contest,
     /// Held intents are summed up in the log.
     Summary,
+    /// The kernel is compared with what is believed of it.
+    Audit,
 }
 
 /// How complete the desired objects are.
@@ -109,7 +113,7 @@ pub struct Engine {
     /// Identities of devices that an operation did not find; the kernel has not said yet whether they are gone.
     suspects: BTreeMap<Ifindex, (Device, Token)>,
     /// Identities of devices that are gone: whatever the registry says, they are no other device's.
-    dead: BTreeMap<Ifindex, Token>,
+    pub(crate) dead: BTreeMap<Ifindex, Token>,
     /// The node's own addresses.
     pub(crate) locals: Locals,
     pub(crate) objects: Objects,
@@ -142,6 +146,8 @@ pub struct Engine {
     /// Registry rows to be read once the barrier has passed, or whose device is gone.
     doomed: BTreeSet<(Ifindex, Token)>,
     reads_due: BTreeSet<(Boot, Ifindex)>,
+
+    pub(crate) audit: Audit,
 
     pub(crate) timers: BTreeMap<Timer, Boot>,
     queue: BTreeSet<(Boot, Timer)>,
@@ -193,6 +199,7 @@ impl Engine {
             orphan_recheck: None,
             doomed: BTreeSet::new(),
             reads_due: BTreeSet::new(),
+            audit: Audit::default(),
             timers: BTreeMap::new(),
             queue: BTreeSet::new(),
             dirty: Dirty::default(),
@@ -206,6 +213,9 @@ impl Engine {
         }
         for reason in FailReason::ALL {
             engine.summary.failed.insert(reason, 0);
+        }
+        for kind in Drift::ALL {
+            engine.summary.drift.insert(kind, 0);
         }
         engine.summary.waiting_for = engine.waiting_for();
         engine
@@ -248,6 +258,8 @@ impl Engine {
             }
             Event::Poke(ifindex) => self.poked(ifindex),
             Event::Answer(op, result) => self.answered(op, result),
+            Event::Audited(id, audited) => self.audited(id, audited),
+            Event::DevicesDrifted(ifindexes) => self.devices_drifted(&ifindexes),
             Event::Tick => {}
         }
     }
@@ -266,10 +278,12 @@ impl Engine {
                 self.passed = true;
                 self.everything_dirty();
                 self.settle();
+                self.audit_everything();
             }
         }
         self.plan_locals();
         self.doom();
+        self.audit_on();
         self.finish();
         self.out.take()
     }
@@ -416,6 +430,9 @@ impl Engine {
             self.dumped = true;
             self.strand();
             self.everything_dirty();
+        } else if self.passed {
+            // News were lost: what they would have changed may be wrong, too.
+            self.audit_everything();
         }
     }
 
@@ -429,6 +446,7 @@ impl Engine {
     }
 
     fn link_changed(&mut self, ifindex: Ifindex, change: Change) {
+        self.stir_port(ifindex);
         let device = self.interfaces.link(ifindex).map(Link::device);
         if let Some(port) = self.ports.get_mut(&ifindex) {
             let last = OpId(self.last_op);
@@ -522,6 +540,7 @@ impl Engine {
     }
 
     fn registry_read(&mut self, ifindex: Ifindex, read: RegistryRead) {
+        self.stir_port(ifindex);
         let read = match read {
             RegistryRead::Row(identity) if self.dead.get(&ifindex) == Some(&identity.token) => {
                 RegistryRead::Absent
@@ -633,6 +652,7 @@ impl Engine {
                         self.timer(Timer::Contest, Some(self.now.boot.plus(CONTEST_EVERY)));
                     }
                 }
+                Timer::Audit => self.begin_audit(),
                 Timer::Summary => {
                     let counts = self.summary.intents;
                     if counts.held > 0 {

@@ -73,6 +73,8 @@ pub(crate) struct Intent {
     /// What an earlier life knew, until the intent is judged for the first time.
     pub(crate) memory: Option<Box<Remembered>>,
     pub(crate) proof: Proof,
+    /// A question that is out although the proof is good: whether it still is.
+    pub(crate) asked_again: Option<OpId>,
     /// The last operation on its entries that was not an opening on the strength of a proof.
     pub(crate) touched: OpId,
     /// The incarnation for which a proof has let it go live. Its open entries may stay open for that one.
@@ -238,6 +240,7 @@ impl Intent {
             message: None,
             memory: memory.map(Box::new),
             proof: Proof::None,
+            asked_again: None,
             touched: OpId(0),
             vetted: None,
             entitled: false,

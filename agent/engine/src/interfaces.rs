@@ -76,6 +76,11 @@ impl Interfaces {
         self.links.keys().copied()
     }
 
+    /// How many devices there are.
+    pub(crate) fn len(&self) -> usize {
+        self.links.len()
+    }
+
     /// Devices that must be asked for, because a name seems to belong to several.
     pub(crate) fn contested(&self) -> BTreeSet<Ifindex> {
         self.contested

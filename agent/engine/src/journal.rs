@@ -34,6 +34,8 @@ pub struct Made {
     pub features: Features,
     /// [`Config::neighbour_only`].
     pub neighbour_only: bool,
+    /// [`Config::audit_every`].
+    pub audit_every: u64,
 }
 
 /// A moment, as a distance from that of the record before.
@@ -81,6 +83,7 @@ impl Made {
             capacity: config.capacity,
             features: config.features,
             neighbour_only: config.neighbour_only,
+            audit_every: config.audit_every,
         }
     }
 
@@ -90,6 +93,7 @@ impl Made {
             features: self.features,
             neighbour_only: self.neighbour_only,
             hashes,
+            audit_every: self.audit_every,
         }
     }
 }
@@ -115,6 +119,7 @@ impl Config {
                 name: |_| NameHash(0),
                 uid: |_| UidHash([0; 16]),
             },
+            audit_every: 0,
         }
     }
 }

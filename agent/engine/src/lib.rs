@@ -3,7 +3,9 @@
 //! [`Engine::handle`] takes events, [`Engine::poll`] gives effects, [`Engine::next_deadline`] says when to
 //! poll although nothing happened, [`Engine::view`] shows what is known. No sockets, no tasks, no clock.
 
+mod audit;
 mod backoff;
+pub mod belief;
 mod cell;
 mod conflict;
 mod engine;

@@ -107,6 +107,33 @@ impl Locals {
         self.waiting.remove(&ifindex);
     }
 
+    /// What the kernel has, if nothing is out.
+    pub(crate) fn sure(&self) -> Option<&BTreeSet<IpAddr>> {
+        self.cell.sure()
+    }
+
+    /// Whether an operation is out.
+    pub(crate) fn out(&self) -> bool {
+        !self.cell.idle()
+    }
+
+    /// An audit found this address, or did not. Says whether that is anything new.
+    pub(crate) fn drifted(&mut self, address: IpAddr, found: bool) -> bool {
+        let Some(mut addresses) = self.cell.sure().cloned() else {
+            return false;
+        };
+        let new = if found {
+            addresses.insert(address)
+        } else {
+            addresses.remove(&address)
+        };
+        if new {
+            self.cell = Cell::Sure(addresses);
+            self.unblock();
+        }
+        new
+    }
+
     /// What failed may be tried again.
     pub(crate) fn unblock(&mut self) {
         if let Some(trouble) = &mut self.trouble {

@@ -9,6 +9,8 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
+use crate::belief::{Audited, Belief, Drift};
+
 /// A moment on the boot clock (`CLOCK_BOOTTIME`), in nanoseconds. All arithmetic is done with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Boot(pub u64);
@@ -817,6 +819,8 @@ pub enum Lane {
     Attach,
     /// Proofs.
     Prove,
+    /// Audits: they look at much, and nothing waits for them.
+    Audit,
 }
 
 impl Op {
@@ -958,6 +962,11 @@ pub enum Event {
     Poke(Ifindex),
     /// Answer to an operation.
     Answer(OpId, OpResult),
+    /// Answer to an audit.
+    Audited(OpId, Audited),
+    /// The dump that [`Effect::DumpLinks`] asked for found these devices otherwise than had been told; what they are
+    /// now follows as [`Event::Link`] and [`Event::LinkGone`].
+    DevicesDrifted(BTreeSet<Ifindex>),
     /// Time has passed: a deadline may be due.
     Tick,
 }
@@ -971,6 +980,10 @@ pub enum Effect {
     ReadRegistry(BTreeSet<Ifindex>),
     /// Ask for this device by itself and answer with [`Event::Link`] or [`Event::LinkGone`].
     AskLink(Ifindex),
+    /// Compare these with the kernel, change nothing, and answer with [`Event::Audited`].
+    Audit(OpId, Vec<Belief>),
+    /// Compare all devices with what was told of them. Only what nobody told of is news: [`Event::DevicesDrifted`].
+    DumpLinks,
     /// What is reported of these policies (by name; some may be gone) has changed.
     Report(BTreeSet<ObjectName>),
     /// How long something took.
@@ -1054,6 +1067,12 @@ pub enum Happening {
     RegistryUnreadable(String),
     /// A cleanup failed and will be retried.
     CleanupFailed(String),
+    /// An audit found something that is not as it was left: what, and what was found.
+    Drift(Drift, String),
+    /// So many more of the same audit.
+    MoreDrift(u32),
+    /// An audit could not look at something. Said once.
+    AuditUnreadable(String),
 }
 
 /// What the engine is made with.
@@ -1068,6 +1087,8 @@ pub struct Config {
     pub neighbour_only: bool,
     /// SHA-256, from outside.
     pub hashes: Hashes,
+    /// Nanoseconds between the beginnings of audits; 0 = none.
+    pub audit_every: u64,
 }
 
 /// Sizes of maps whose indexes the engine hands out.

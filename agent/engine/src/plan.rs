@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::belief::Belief;
 use crate::engine::{Engine, Timer};
 use crate::model::{
     BackendId, Boot, Device, Effect, FailReason, Happening, Ifindex, Leg, Level, LogLine, ObjectName, Op,
@@ -153,7 +154,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    const fn ifindex(&self) -> Option<Ifindex> {
+    pub(crate) const fn ifindex(&self) -> Option<Ifindex> {
         match self {
             Self::Attach(ifindex)
             | Self::Detach(ifindex)
@@ -192,6 +193,8 @@ pub(crate) struct Out {
     kernel: Vec<(u8, OpId, Op)>,
     pub(crate) reads: BTreeSet<Ifindex>,
     pub(crate) asks: BTreeSet<Ifindex>,
+    pub(crate) dump_links: bool,
+    pub(crate) audits: Vec<(OpId, Vec<Belief>)>,
     pub(crate) measured: Vec<(Leg, u64)>,
     pub(crate) log: Vec<LogLine>,
     pub(crate) reports: BTreeSet<ObjectName>,
@@ -229,6 +232,11 @@ impl Out {
             effects.push(Effect::ReadRegistry(reads));
         }
         effects.extend(std::mem::take(&mut self.asks).into_iter().map(Effect::AskLink));
+        if std::mem::take(&mut self.dump_links) {
+            effects.push(Effect::DumpLinks);
+        }
+        let audits = std::mem::take(&mut self.audits);
+        effects.extend(audits.into_iter().map(|(id, beliefs)| Effect::Audit(id, beliefs)));
         let reports = std::mem::take(&mut self.reports);
         if !reports.is_empty() {
             effects.push(Effect::Report(reports));
@@ -249,6 +257,7 @@ impl Engine {
     pub(crate) fn send(&mut self, what: What, device: Option<Device>, op: Op) -> OpId {
         self.last_op += 1;
         let id = OpId(self.last_op);
+        self.stir(&what);
         self.out.kernel.push((urgency(&op), id, op));
         self.flights.insert(
             id,
@@ -408,6 +417,7 @@ impl Engine {
             return;
         };
         self.unsilenced.remove(&op);
+        self.stir(&flight.what);
         if let Some(ifindex) = flight.what.ifindex() {
             self.port_answered(op, ifindex, flight, result);
             return;

@@ -18,7 +18,7 @@ use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
 use crate::locals::LocalsState;
 use crate::model::{
     Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, Link, LinkKind, Mac, Op, OpError, OpId,
-    OpResult, RouteKey, Row, SlotId, Token,
+    OpResult, RouteKey, Row, SlotId, State, Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
@@ -87,12 +87,16 @@ pub(crate) struct Port {
     /// The clear that is out: until its answer nothing is written that it would delete.
     pub(crate) clearing: Option<OpId>,
     /// The last operation (or change of the device) that makes proofs void.
-    touched: OpId,
+    pub(crate) touched: OpId,
     /// The last operation before the present device came. Neither number nor MAC tells devices apart.
     before_device: OpId,
     pub(crate) troubles: BTreeMap<Goal, Trouble>,
     /// Since when link, identity and program are there while the row is closed.
     pub(crate) ready_since: Option<Boot>,
+    /// Somebody else's programs before ours, as an audit found them.
+    pub(crate) foreign: Vec<String>,
+    /// Its intents are to be proven again.
+    pub(crate) prove_again: bool,
     /// Policy slots that entries may lead to although nobody wants them to.
     removing: BTreeSet<SlotId>,
     slots_used: BTreeSet<SlotId>,
@@ -125,6 +129,8 @@ impl Default for Port {
             before_device: OpId(0),
             troubles: BTreeMap::new(),
             ready_since: None,
+            foreign: Vec::new(),
+            prove_again: false,
             removing: BTreeSet::new(),
             slots_used: BTreeSet::new(),
             last_epoch: None,
@@ -226,6 +232,14 @@ fn row_open(row: Option<Row>) -> bool {
 }
 
 impl Port {
+    /// Of this device; the kernel has nothing under its number.
+    pub(crate) fn new(device: Option<Device>) -> Self {
+        Self {
+            device,
+            ..Self::default()
+        }
+    }
+
     /// What an earlier life left.
     pub(crate) fn adopted(
         self,
@@ -275,6 +289,7 @@ impl Port {
         self.ready_since = None;
         self.known = Known::Unread;
         self.troubles.clear();
+        self.foreign.clear();
         if denied.is_some() && denied == device {
             // The kernel says that it is gone, the link table says that it is there: no haste.
             self.troubles.insert(
@@ -569,10 +584,7 @@ impl Engine {
         self.dirty.ports.extend(before);
         if let Some(ifindex) = holder {
             let device = self.interfaces.link(ifindex).map(|link| link.device());
-            let port = self.ports.entry(ifindex).or_insert_with(|| Port {
-                device,
-                ..Port::default()
-            });
+            let port = self.ports.entry(ifindex).or_insert_with(|| Port::new(device));
             port.attachments.insert(id);
             let unread = port.known == Known::Unread && port.read.out.is_none();
             if unread {
@@ -587,6 +599,7 @@ impl Engine {
         for policy in consumes.iter().copied() {
             if let Some(intent) = self.intent_mut(policy, id) {
                 intent.proof = Proof::None;
+                intent.asked_again = None;
                 intent.vetted = None;
                 intent.entries_trouble = None;
                 intent.proof_trouble = None;
@@ -1569,6 +1582,7 @@ impl Engine {
 
     /// Asks the kernel about intents that are complete and not proven.
     fn plan_proofs(&mut self, port: &mut Port, claims: &Claims, plans: &[Plan], target: Option<Token>) {
+        let again = std::mem::take(&mut port.prove_again);
         let (Some(token), Some(device)) = (target, port.device) else {
             return;
         };
@@ -1581,7 +1595,8 @@ impl Engine {
             return;
         };
         for (index, plan) in plans.iter().enumerate() {
-            if !plan.deliverable || plan.proven {
+            let again = again && plan.proven && self.may_prove_again(plan);
+            if !plan.deliverable || (plan.proven && !again) {
                 continue;
             }
             let current = self
@@ -1589,11 +1604,11 @@ impl Engine {
                 .policies
                 .get(&plan.policy)
                 .is_some_and(|state| state.current);
-            if !current && plan.vetted && row.token == Some(token) {
+            let claim = &claims.intents[index];
+            if !current && plan.vetted && row.token == Some(token) && !self.is_wrongly_closed(port, claim) {
                 // The old set serves on; there is nothing to say and nothing to open.
                 continue;
             }
-            let claim = &claims.intents[index];
             let Some(intent) = self.intent(plan.policy, plan.attachment) else {
                 continue;
             };
@@ -1643,9 +1658,31 @@ impl Engine {
                 Op::ProveIntent(proof),
             );
             if let Some(intent) = self.intent_mut(policy, attachment) {
-                intent.proof = Proof::Asked(op, token, keys);
+                if again {
+                    intent.asked_again = Some(op);
+                } else {
+                    intent.proof = Proof::Asked(op, token, keys);
+                }
             }
         }
+    }
+
+    /// Whether an entry of this intent is closed that may be open, as after an audit has found it to be another.
+    fn is_wrongly_closed(&self, port: &Port, claim: &Claim) -> bool {
+        let Some(state) = self.objects.policies.get(&claim.policy) else {
+            return false;
+        };
+        claim.keys.iter().any(|key| {
+            let cell = port.entries.get(key);
+            let closed = cell.and_then(Cell::sure).is_some_and(|entry| !is_open(*entry));
+            closed && self.granted(state, port, claim, key)
+        })
+    }
+
+    /// What is programmed, and not being asked about, may be asked about again: nothing opens meanwhile.
+    fn may_prove_again(&self, plan: &Plan) -> bool {
+        self.intent(plan.policy, plan.attachment)
+            .is_some_and(|intent| intent.state == State::Programmed && intent.asked_again.is_none())
     }
 
     fn plan_program(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
@@ -1778,7 +1815,14 @@ impl Engine {
         let Some(intent) = self.intent_mut(policy, attachment) else {
             return;
         };
+        let again = intent.asked_again == Some(op);
+        if again {
+            intent.asked_again = None;
+        }
         let Proof::Asked(asked, token, keys) = intent.proof else {
+            if again && current {
+                self.proven_again(op, policy, attachment, device, result);
+            }
             return;
         };
         if asked != op {
@@ -1795,14 +1839,63 @@ impl Engine {
                 self.out.measured.push((Leg::WrittenToProven, took));
             }
             Err(OpError::NoDevice) => self.no_device(op, device),
-            Err(error) => {
-                intent.proof_trouble = Some(Trouble::of(&error, FailReason::ProofFailed));
-                intent.vetted = None;
-                if let (OpError::Detached { .. }, Some(ifindex)) = (&error, ifindex) {
-                    self.program_gone(ifindex);
+            Err(error) => self.disproved(policy, attachment, &error),
+        }
+    }
+
+    /// A proof that was good has been asked for again. What was asked about may have changed since.
+    fn proven_again(
+        &mut self,
+        op: OpId,
+        policy: PolicyId,
+        attachment: AttachmentId,
+        device: Option<Device>,
+        result: OpResult,
+    ) {
+        let port = device.and_then(|device| self.ports.get(&device.ifindex));
+        let slot = self.objects.policies.get(&policy).and_then(|state| state.slot);
+        let slot = slot.and_then(|slot| self.slots.get(&slot));
+        let same = port.is_some_and(|port| op > port.touched)
+            && slot.is_some_and(|slot| op > slot.touched)
+            && self
+                .intent(policy, attachment)
+                .is_some_and(|intent| op > intent.touched && matches!(intent.proof, Proof::Good(..)));
+        match result {
+            Ok(_) => {
+                if let Some(intent) = self.intent_mut(policy, attachment) {
+                    intent.proof_trouble = None;
                 }
             }
+            Err(OpError::NoDevice) => self.no_device(op, device),
+            Err(error) if same => {
+                if let Some(intent) = self.intent_mut(policy, attachment) {
+                    intent.proof = Proof::None;
+                }
+                self.disproved(policy, attachment, &error);
+            }
+            Err(_) => {}
         }
+    }
+
+    /// The kernel says something else than an intent wants.
+    fn disproved(&mut self, policy: PolicyId, attachment: AttachmentId, error: &OpError) {
+        if let Some(intent) = self.intent_mut(policy, attachment) {
+            intent.proof_trouble = Some(Trouble::of(error, FailReason::ProofFailed));
+            intent.vetted = None;
+        }
+        let Some(ifindex) = self
+            .objects
+            .attachments
+            .get(&attachment)
+            .and_then(|state| state.port)
+        else {
+            return;
+        };
+        if matches!(error, OpError::Detached { .. }) {
+            self.program_gone(ifindex);
+        }
+        let slot = self.objects.policies.get(&policy).and_then(|state| state.slot);
+        self.audit_at_once(ifindex, slot);
     }
 
     /// A proof found that the program is gone: it is attached anew, under a closed row.

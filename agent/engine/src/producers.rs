@@ -67,9 +67,9 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackendState {
     pub(crate) content: Backend,
-    phase: Phase,
-    /// The last write of it failed or has not been answered.
-    unsure: bool,
+    pub(crate) phase: Phase,
+    /// The last write of it failed or has not been answered, or an audit found another.
+    pub(crate) unsure: bool,
 }
 
 /// Which incarnation a member is.
@@ -86,10 +86,10 @@ struct Wanted {
 
 /// A set that the selector leads to, or may lead to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Set {
-    selected: Selected,
-    table: Vec<BackendId>,
-    members: BTreeMap<MemberKey, BackendId>,
+pub(crate) struct Set {
+    pub(crate) selected: Selected,
+    pub(crate) table: Vec<BackendId>,
+    pub(crate) members: BTreeMap<MemberKey, BackendId>,
 }
 
 /// How far a new set is.
@@ -108,7 +108,7 @@ enum Stage {
 
 /// A new set beside the old one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Building {
+pub(crate) struct Building {
     set: Set,
     /// Backends that are in no other set.
     new: BTreeSet<BackendId>,
@@ -131,10 +131,10 @@ pub(crate) struct SlotState {
     uid: UidHash,
     pub(crate) cell: Cell<Option<PolicySlot>>,
     /// Sets that the selector may lead to; the last one was sent last.
-    sets: Vec<Set>,
-    building: Option<Building>,
+    pub(crate) sets: Vec<Set>,
+    pub(crate) building: Option<Building>,
     /// Backends that left and may still drain.
-    draining: BTreeSet<BackendId>,
+    pub(crate) draining: BTreeSet<BackendId>,
     last_generation: u32,
     /// What is served once the selector that is out has been written.
     sent: Option<Served>,
@@ -143,6 +143,9 @@ pub(crate) struct SlotState {
     pub(crate) touched: OpId,
     /// A write of its members' backends is out.
     backends_out: BTreeSet<OpId>,
+    /// An audit found another table than the selected set's: it is written anew, and by which operation.
+    pub(crate) table_wrong: bool,
+    table_out: Option<OpId>,
     /// Interfaces with entries that lead here although nobody wants them to.
     pub(crate) removing: u64,
 }
@@ -186,12 +189,14 @@ impl SlotState {
             trouble: None,
             touched: OpId(0),
             backends_out: BTreeSet::new(),
+            table_wrong: false,
+            table_out: None,
             removing: 0,
         }
     }
 
     /// The set that the selector leads to for sure.
-    fn selected_set(&self) -> Option<&Set> {
+    pub(crate) fn selected_set(&self) -> Option<&Set> {
         match self.cell.sure() {
             Some(Some(_)) => self.sets.last(),
             Some(None) | None => None,
@@ -205,7 +210,10 @@ impl SlotState {
 
     /// Whether nothing that proofs stand on is in doubt.
     pub(crate) fn settled(&self) -> bool {
-        matches!(self.cell.sure(), Some(Some(_))) && self.backends_out.is_empty() && self.trouble.is_none()
+        matches!(self.cell.sure(), Some(Some(_)))
+            && self.backends_out.is_empty()
+            && !self.table_wrong
+            && self.trouble.is_none()
     }
 
     /// Whether packets reach somebody.
@@ -222,8 +230,9 @@ impl SlotState {
     }
 
     /// Whether something is out that will move it on.
-    fn out(&self) -> bool {
+    pub(crate) fn out(&self) -> bool {
         !self.cell.idle()
+            || self.table_out.is_some()
             || !self.backends_out.is_empty()
             || self
                 .building
@@ -430,6 +439,27 @@ impl Engine {
                 members,
             });
         }
+    }
+
+    /// A policy slot that nobody has asked for: it is nobody's, and goes as such.
+    pub(crate) fn adopt_stray_slot(&mut self, slot: SlotId, value: &PolicySlot) {
+        self.slot_ids.adopt(slot);
+        let mut state = SlotState::new(value.name, value.uid);
+        state.cell = Cell::Sure(Some(value.clone()));
+        state.last_generation = value.last_set_generation;
+        self.slots.insert(slot, state);
+        self.dirty.slots.insert(slot);
+    }
+
+    /// A backend that nobody has asked for: it is in no set, and is freed.
+    pub(crate) fn adopt_stray_backend(&mut self, id: BackendId, content: &Backend) {
+        self.backend_ids.adopt(id);
+        let content = Backend {
+            drain_until: None,
+            ..content.clone()
+        };
+        self.add_backend(id, content, Phase::Draining);
+        self.release_at(self.now.boot, Release::Drained(id));
     }
 
     fn add_backend(&mut self, id: BackendId, content: Backend, phase: Phase) {
@@ -865,11 +895,21 @@ impl Engine {
             return;
         };
         let blocked = slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked);
+        if slot_state.table_wrong {
+            if slot_state.table_out.is_none() && !blocked {
+                self.rewrite_table(slot);
+            }
+            if let Some(state) = self.objects.policies.get_mut(&id) {
+                state.current = false;
+            }
+            return;
+        }
         let unsure: Vec<BackendId> = slot_state
             .sets
             .last()
             .into_iter()
             .flat_map(|set| set.members.values())
+            .chain(&slot_state.draining)
             .filter(|id| self.backends.get(id).is_some_and(|backend| backend.unsure))
             .copied()
             .collect();
@@ -931,6 +971,19 @@ impl Engine {
         } else if !blocked {
             let selected = value.selected;
             self.write_selector(id, slot, selected, None, false);
+        }
+    }
+
+    /// Writes the slots of the selected set once more, in their place.
+    fn rewrite_table(&mut self, slot: SlotId) {
+        let Some(set) = self.slots.get(&slot).and_then(|state| state.sets.last()) else {
+            return;
+        };
+        let (base, slots) = (set.selected.base, set.table.clone());
+        let op = self.send(What::Slots(slot), None, Op::WriteSlots { base, slots });
+        if let Some(state) = self.slots.get_mut(&slot) {
+            state.table_out = Some(op);
+            state.touched = op;
         }
     }
 
@@ -1374,7 +1427,7 @@ impl Engine {
         let slot = self.slots.get(&slot)?;
         let set = slot.selected_set()?;
         let unsure = |id: &BackendId| self.backends.get(id).is_none_or(|backend| backend.unsure);
-        if !slot.backends_out.is_empty() || set.members.values().any(unsure) {
+        if slot.table_wrong || !slot.backends_out.is_empty() || set.members.values().any(unsure) {
             return None;
         }
         let backends = self.contents(set);
@@ -1423,6 +1476,19 @@ impl Engine {
     }
 
     pub(crate) fn slots_answered(&mut self, op: OpId, slot: SlotId, result: OpResult) {
+        if let Some(state) = self
+            .slots
+            .get_mut(&slot)
+            .filter(|state| state.table_out == Some(op))
+        {
+            state.table_out = None;
+            if result.is_ok() {
+                state.table_wrong = false;
+                state.trouble = None;
+            }
+            self.slot_answered(slot, result.err());
+            return;
+        }
         if let Some(building) = self
             .slots
             .get_mut(&slot)
@@ -1509,6 +1575,9 @@ impl Engine {
         }
         let mut sets = std::mem::take(&mut state.sets);
         let last = sets.pop();
+        if !sets.is_empty() {
+            state.table_wrong = false;
+        }
         let staying: BTreeSet<BackendId> = last
             .iter()
             .flat_map(|set| set.members.values().copied())

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::belief::Drift;
 use crate::engine::Engine;
 use crate::gate::{Gate, Known, classify, of_device};
 use crate::model::{
@@ -298,6 +299,21 @@ pub struct Summary {
     pub waiting_for: Vec<Barrier>,
     /// Whether the first pass is done: the barrier has passed and no intent has been Pending since at least once.
     pub first_pass_done: bool,
+    /// What audits found otherwise than it was left, since the start of this life, by kind; every kind is there.
+    pub drift: BTreeMap<Drift, u64>,
+    /// The last audit that came to its end.
+    pub audit: Option<LastAudit>,
+}
+
+/// An audit that came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastAudit {
+    /// When.
+    pub ended: Now,
+    /// How long it took, nanoseconds.
+    pub took: u64,
+    /// How much it found otherwise than it was left.
+    pub found: u64,
 }
 
 /// One thing that the start barrier waits for.

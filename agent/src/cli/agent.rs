@@ -115,6 +115,7 @@ fn settings(config: AgentConfig) -> Settings {
         neighbour_only: config.neighbour_only,
         allow_foreign_before: config.allow_foreign_before,
         all_policies: config.all_policies,
+        audit_interval: config.audit_interval,
         debug: config.packet_log,
         journal_bytes: config.journal_bytes,
     }

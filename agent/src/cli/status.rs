@@ -11,7 +11,7 @@ use super::output::{self, Format, FormatArgs, age, or_dash};
 use super::wait::policy_name;
 use crate::config::Directories;
 use crate::report::PolicyReport;
-use crate::serve::wire::{PolicyDetail, Status};
+use crate::serve::wire::{Audit, PolicyDetail, Status};
 
 /// Flags of `holdfast status`.
 #[derive(clap::Args, Clone, Debug)]
@@ -113,6 +113,7 @@ fn node(status: &Status) -> String {
         counts.pending,
         status.intents.removing
     ));
+    text.push_str(&audit(status.audit.as_ref(), now));
     if !status.policies.is_empty() {
         let rows = status
             .policies
@@ -168,6 +169,22 @@ fn node(status: &Status) -> String {
         text.push_str(problem.excerpt.as_deref().unwrap_or_default());
     }
     text
+}
+
+/// The last comparison with the kernel, in a line.
+fn audit(audit: Option<&Audit>, now: &str) -> String {
+    let Some(audit) = audit else {
+        return "audit: none yet\n".to_owned();
+    };
+    format!(
+        "audit {} ago: {} not as it was left{}\n",
+        age(&audit.ended, now),
+        audit.found,
+        match reasons(&audit.found_by_kind) {
+            all if all.is_empty() => all,
+            all => format!("; since the start{all}"),
+        }
+    )
 }
 
 fn reasons<T: std::fmt::Display>(counts: &std::collections::BTreeMap<T, u64>) -> String {

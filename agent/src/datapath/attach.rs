@@ -552,6 +552,26 @@ impl Links {
         Ok(devices)
     }
 
+    /// Devices beside these that have this program of ours, or a pin of ours under their number.
+    pub(super) fn strays(
+        &self,
+        wanted: &BTreeSet<Ifindex>,
+        program: u32,
+    ) -> Result<BTreeSet<Ifindex>, DatapathError> {
+        let names = self.pins.link_names()?;
+        let mut strays: BTreeSet<Ifindex> = names.iter().filter_map(|name| canonical(name)).collect();
+        if self.hook == Hook::Clsact {
+            // A filter may be another agent's: its program says whose.
+            let hooked = tc::hooked()?;
+            let ours = |ifindex: &&Ifindex| {
+                filter::look(**ifindex)
+                    .is_ok_and(|found| found.ours.is_some_and(|ours| ours.program == program))
+            };
+            strays.extend(hooked.difference(wanted).filter(ours));
+        }
+        Ok(strays.difference(wanted).copied().collect())
+    }
+
     /// Unpins every program but this one: no link and no filter leads to another.
     pub(super) fn unpin_programs_but(&self, keep: u32) -> Result<(), PinError> {
         for id in self.pins.programs()? {

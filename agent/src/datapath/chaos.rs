@@ -15,16 +15,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use holdfast_ebpf::abi::pin;
+use holdfast_engine::belief::{Audited, Belief};
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpDone, OpError, OpResult, RegistryRead};
 use rustix::io::Errno;
 
 use super::{Datapath, DatapathError, Stats};
-use crate::netlink::find;
+use crate::netlink::{faults, find};
 
 /// The name of the environment variable.
 pub const VARIABLE: &str = "HOLDFAST_CHAOS";
@@ -50,12 +52,16 @@ pub enum Broken {
     ForgetSources,
     /// `all-are-peers`: everybody is said to be reached at the other end of a veth.
     AllArePeers,
+    /// `blind-audit`: audits find nothing, also among the devices.
+    BlindAudit,
+    /// `deaf-links`: what the kernel tells of devices is not heard.
+    DeafLinks,
     /// `keep-rows`: no row is ever written again or deleted once it is open.
     KeepRows,
 }
 
 impl Broken {
-    const ALL: [(&'static str, Self); 10] = [
+    const ALL: [(&'static str, Self); 12] = [
         ("detach-on-exit", Self::DetachOnExit),
         ("ignore-host-mac", Self::IgnoreHostMac),
         ("failed-read-is-absent", Self::FailedReadIsAbsent),
@@ -65,6 +71,8 @@ impl Broken {
         ("forget-locals", Self::ForgetLocals),
         ("forget-sources", Self::ForgetSources),
         ("all-are-peers", Self::AllArePeers),
+        ("blind-audit", Self::BlindAudit),
+        ("deaf-links", Self::DeafLinks),
         ("keep-rows", Self::KeepRows),
     ];
 }
@@ -88,10 +96,11 @@ enum Target {
     ProveSet,
     ProveIntent,
     Registry,
+    Audit,
 }
 
 impl Target {
-    const ALL: [(&'static str, Self); 16] = [
+    const ALL: [(&'static str, Self); 17] = [
         ("attach", Self::Attach),
         ("detach", Self::Detach),
         ("clear", Self::Clear),
@@ -108,6 +117,7 @@ impl Target {
         ("prove-set", Self::ProveSet),
         ("prove-intent", Self::ProveIntent),
         ("registry", Self::Registry),
+        ("audit", Self::Audit),
     ];
 
     const fn of(op: &Op) -> (Self, Option<Ifindex>) {
@@ -404,6 +414,12 @@ impl State {
         }
         self.plan = Plan::parse(&text)?;
         self.text = text;
+        for (broken, switch) in [
+            (Broken::BlindAudit, &faults::BLIND),
+            (Broken::DeafLinks, &faults::DEAF),
+        ] {
+            switch.store(self.plan.broken.contains(&broken), Ordering::Relaxed);
+        }
         let rules: BTreeSet<&str> = self.plan.rules.iter().map(|rule| rule.text.as_str()).collect();
         self.struck.retain(|rule, _| rules.contains(rule.as_str()));
         let now = Instant::now();
@@ -525,6 +541,19 @@ impl Datapath for Chaos {
                 (ifindex, read)
             })
             .collect()
+    }
+
+    fn audit(&self, beliefs: &[Belief]) -> Audited {
+        if self.is_broken(Broken::BlindAudit) {
+            return Audited::default();
+        }
+        match self.strike(Target::Audit, None) {
+            Some(errno) => Audited {
+                unreadable: Some(format!("on purpose: {}", std::io::Error::from(errno))),
+                ..Audited::default()
+            },
+            None => self.inside.audit(beliefs),
+        }
     }
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use holdfast_ebpf::abi::{self, Verdict, generation_at_least, pin};
+use holdfast_engine::belief::{Audited, Belief, There};
 use holdfast_engine::model::{
     Adoption, Backend, BackendId, Device, Entry, Identity, Ifindex, IntentProof, Mac, Op, OpDone, OpError,
     OpResult, PolicySlot, Protocol, RegistryRead, RouteKey, Row, Selected, SlotId, Token,
@@ -111,6 +112,25 @@ impl Fake {
     /// Somebody puts a program before ours.
     pub fn put_foreign_before(&self, ifindex: Ifindex) {
         self.state().foreign_before.insert(ifindex);
+    }
+
+    /// Somebody takes our program away.
+    pub fn steal_program(&self, ifindex: Ifindex) {
+        self.state().attached.remove(&ifindex);
+    }
+
+    /// Somebody writes (or deletes) a consumer row.
+    pub fn tamper_row(&self, ifindex: Ifindex, row: Option<Row>) {
+        let mut state = self.state();
+        match row {
+            Some(row) => drop(state.rows.insert(ifindex, row)),
+            None => drop(state.rows.remove(&ifindex)),
+        }
+    }
+
+    /// The consumer row of a device.
+    pub fn row(&self, ifindex: Ifindex) -> Option<Row> {
+        self.state().rows.get(&ifindex).copied()
     }
 
     /// Every operation since the last call, in the order in which they were carried out.
@@ -396,6 +416,33 @@ impl State {
         } else {
             nowhere(Verdict::DropStale)
         }
+    }
+
+    /// What is in the maps, and where the program is.
+    fn adoption(&self) -> Adoption {
+        let mut adoption = Adoption {
+            attached: self.attached.clone(),
+            rows: self.rows.clone(),
+            locals: self.locals.clone(),
+            policies: self.policies.clone(),
+            backends: self.backends.clone(),
+            ..Adoption::default()
+        };
+        for (ifindex, source) in &self.sources {
+            adoption.sources.entry(*ifindex).or_default().insert(*source);
+        }
+        for ((ifindex, key), entry) in &self.entries {
+            adoption.entries.entry(*ifindex).or_default().insert(*key, *entry);
+        }
+        for policy in self.policies.values().filter(|policy| policy.selected.length > 0) {
+            let selected = policy.selected;
+            let slots = (selected.base..)
+                .take(usize::from(selected.length))
+                .map(|index| self.slots.get(&index).copied().unwrap_or(0))
+                .collect();
+            adoption.slots.insert(selected.base, slots);
+        }
+        adoption
     }
 
     fn is_still(&self, device: Device) -> Result<(), OpError> {
@@ -771,35 +818,26 @@ impl Datapath for Fake {
             .collect()
     }
 
-    fn adopt(&self) -> Result<Adoption, DatapathError> {
+    fn audit(&self, beliefs: &[Belief]) -> Audited {
         let state = self.state();
-        let mut adoption = Adoption {
-            attached: state.attached.clone(),
-            rows: state.rows.clone(),
-            locals: state.locals.clone(),
-            policies: state.policies.clone(),
-            backends: state.backends.clone(),
-            ..Adoption::default()
+        let foreign = state
+            .foreign_before
+            .iter()
+            .map(|ifindex| (*ifindex, vec!["somebody".to_owned()]))
+            .collect();
+        let there = There {
+            pins: &state.adoption(),
+            registry: &state.registry,
+            foreign: &foreign,
         };
-        for (ifindex, source) in &state.sources {
-            adoption.sources.entry(*ifindex).or_default().insert(*source);
+        Audited {
+            differences: beliefs.iter().flat_map(|belief| there.differs(belief)).collect(),
+            unreadable: None,
         }
-        for ((ifindex, key), entry) in &state.entries {
-            adoption.entries.entry(*ifindex).or_default().insert(*key, *entry);
-        }
-        for policy in state
-            .policies
-            .values()
-            .filter(|policy| policy.selected.length > 0)
-        {
-            let selected = policy.selected;
-            let slots = (selected.base..)
-                .take(usize::from(selected.length))
-                .map(|index| state.slots.get(&index).copied().unwrap_or(0))
-                .collect();
-            adoption.slots.insert(selected.base, slots);
-        }
-        Ok(adoption)
+    }
+
+    fn adopt(&self) -> Result<Adoption, DatapathError> {
+        Ok(self.state().adoption())
     }
 
     fn stats(&self) -> Stats {

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use holdfast_ebpf::abi::{control, pin};
+use holdfast_engine::belief::{Audited, Belief};
 use holdfast_engine::model::{
     Adoption, Capacity, Device, Features, Ifindex, Op, OpDone, OpError, OpResult, RegistryRead, Token,
 };
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use super::attach::{self, AttachMode, Hook, Links, Program};
+use super::audit::Auditor;
 use super::maps::{self, Counters, Maps, Prepared};
 use super::object::object;
 use super::pins::{AgentLock, Pins, Sizes};
@@ -353,6 +355,17 @@ impl Datapath for Kernel {
                 (ifindex, read)
             })
             .collect()
+    }
+
+    fn audit(&self, beliefs: &[Belief]) -> Audited {
+        let auditor = Auditor {
+            links: &self.links,
+            maps: &self.maps,
+            registry: &self.registry,
+            program: self.program.info.id,
+            known: &self.known,
+        };
+        auditor.audit(beliefs)
     }
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {

@@ -2,6 +2,7 @@
 
 mod adopt;
 mod attach;
+mod audit;
 #[cfg(any(test, feature = "chaos"))]
 pub mod chaos;
 mod convert;
@@ -22,6 +23,7 @@ mod write;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 
+use holdfast_engine::belief::{Audited, Belief};
 use holdfast_engine::model::{Adoption, Ifindex, Op, OpResult, RegistryRead};
 use rustix::io::Errno;
 
@@ -45,6 +47,9 @@ pub trait Datapath: Send + Sync + 'static {
 
     /// Reads registry rows, one answer per asked ifindex. A failed read is [`RegistryRead::Failed`], never `Absent`.
     fn read_registry(&self, ifindexes: &BTreeSet<Ifindex>) -> Vec<(Ifindex, RegistryRead)>;
+
+    /// Compares what is believed of the kernel with what is there. Changes nothing.
+    fn audit(&self, beliefs: &[Belief]) -> Audited;
 
     /// What earlier lives left in the pins.
     ///

@@ -432,10 +432,22 @@ impl<K: Plain, V: Plain> Map<K, V> {
     /// # Errors
     /// As bpf(2).
     pub fn dump(&self) -> Result<Vec<(K, V)>, Errno> {
+        let mut found = Vec::new();
+        self.scan(|keys, values| {
+            found.extend(keys.iter().copied().zip(values.iter().copied()));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Reads every element, some thousands at a time: keys, and the value of each.
+    ///
+    /// # Errors
+    /// As bpf(2), or what `visit` returns.
+    pub fn scan(&self, mut visit: impl FnMut(&[K], &[V]) -> Result<(), Errno>) -> Result<(), Errno> {
         /// A hash answers with whole buckets, and `ENOSPC` when one does not fit.
         const FIRST: usize = 4096;
         let mut room = FIRST.min((self.info.shape.max_entries as usize).max(1));
-        let mut found = Vec::new();
         // A hash keeps a bucket number in it, an array a key: 4 bytes each.
         let mut position = 0u32;
         let mut started = false;
@@ -470,9 +482,9 @@ impl<K: Plain, V: Plain> Map<K, V> {
                 keys.set_len(count);
                 values.set_len(count);
             }
-            found.extend(keys.into_iter().zip(values));
+            visit(&keys, &values)?;
             if !more {
-                return Ok(found);
+                return Ok(());
             }
             position = next;
             started = true;

@@ -79,6 +79,14 @@ impl Known {
         self.sources.insert(source(key));
     }
 
+    pub(super) fn has_prefix(&self, key: &abi::PrefixKey) -> bool {
+        self.prefixes.contains(&prefix(key))
+    }
+
+    pub(super) fn has_source(&self, key: &abi::SourceKey) -> bool {
+        self.sources.contains(&source(key))
+    }
+
     /// Whether some route of the key's address is there.
     fn has_routes(&self, key: &abi::ServiceKey) -> bool {
         let first = (key.ifindex, key.family, key.address, 0, 0);

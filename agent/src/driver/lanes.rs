@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
+use holdfast_engine::belief::Belief;
 use holdfast_engine::model::{Boot, Event, Ifindex, Lane, Op, OpId};
 use tokio::sync::mpsc;
 
@@ -21,6 +22,8 @@ pub enum Job {
     Op(OpId, Op),
     /// Read these registry rows. In the write lane, so that reads and writes keep their order.
     ReadRegistry(BTreeSet<Ifindex>),
+    /// Compare these with the kernel.
+    Audit(OpId, Vec<Belief>),
 }
 
 /// What a lane did with one batch.
@@ -37,12 +40,12 @@ pub struct Answers {
 /// A call that takes longer than this is a lane that hangs.
 const STUCK_NANOS: u64 = 10 * Boot::SECOND;
 
-/// The queues of the three lanes, as the driver sees them.
+/// The queues of the lanes, as the driver sees them.
 ///
 /// A lane has at most one batch out: what the engine wants meanwhile waits here, where it is bounded by the engine's
 /// rule of one operation an item.
 pub struct Lanes {
-    lanes: [LaneQueue; 3],
+    lanes: [LaneQueue; LANES],
     health: LanesHealth,
 }
 
@@ -58,7 +61,7 @@ struct LaneQueue {
 #[derive(Clone, Debug, Default)]
 pub struct LanesHealth {
     /// Boot clock, nanoseconds; 0 = idle.
-    since: Arc<[AtomicU64; 3]>,
+    since: Arc<[AtomicU64; LANES]>,
 }
 
 impl LanesHealth {
@@ -74,14 +77,18 @@ impl LanesHealth {
     }
 }
 
+/// How many lanes there are.
+const LANES: usize = 4;
+
 /// In the order of [`index`].
-const ALL: [Lane; 3] = [Lane::Write, Lane::Attach, Lane::Prove];
+const ALL: [Lane; LANES] = [Lane::Write, Lane::Attach, Lane::Prove, Lane::Audit];
 
 const fn index(lane: Lane) -> usize {
     match lane {
         Lane::Write => 0,
         Lane::Attach => 1,
         Lane::Prove => 2,
+        Lane::Audit => 3,
     }
 }
 
@@ -89,14 +96,15 @@ const fn index(lane: Lane) -> usize {
 pub type Jobs = mpsc::Receiver<Vec<Job>>;
 
 impl Lanes {
-    /// The queues, and what the workers of the write, attach and prove lanes receive.
+    /// The queues, and what the workers of the write, attach, prove and audit lanes receive.
     #[must_use]
-    pub fn new() -> (Self, [Jobs; 3], LanesHealth) {
+    pub fn new() -> (Self, [Jobs; LANES], LanesHealth) {
         let health = LanesHealth::default();
         let (write, write_jobs) = mpsc::channel(1);
         // About 10 ms each: every answer is worth having by itself.
         let (attach, attach_jobs) = mpsc::channel(1);
         let (prove, prove_jobs) = mpsc::channel(1);
+        let (audit, audit_jobs) = mpsc::channel(1);
         let queue = |lane, batch, jobs| LaneQueue {
             lane,
             batch,
@@ -108,13 +116,15 @@ impl Lanes {
             queue(Lane::Write, 256, write),
             queue(Lane::Attach, 1, attach),
             queue(Lane::Prove, 16, prove),
+            // There is never more than one.
+            queue(Lane::Audit, 1, audit),
         ];
         (
             Self {
                 lanes,
                 health: health.clone(),
             },
-            [write_jobs, attach_jobs, prove_jobs],
+            [write_jobs, attach_jobs, prove_jobs, audit_jobs],
             health,
         )
     }
@@ -143,6 +153,7 @@ impl Lanes {
                 Lane::Write => "hf-write",
                 Lane::Attach => "hf-attach",
                 Lane::Prove => "hf-prove",
+                Lane::Audit => "hf-audit",
             };
             let builder = thread::Builder::new().name(name.to_owned());
             threads.push(builder.spawn(move || worker.run(jobs))?);
@@ -228,6 +239,7 @@ impl Worker {
     fn carry_out(&self, job: Job) -> Event {
         match job {
             Job::Op(id, op) => Event::Answer(id, self.datapath.carry_out(&op)),
+            Job::Audit(id, beliefs) => Event::Audited(id, self.datapath.audit(&beliefs)),
             Job::ReadRegistry(ifindexes) => Event::Registry(self.datapath.read_registry(&ifindexes)),
         }
     }

@@ -1,7 +1,7 @@
 //! The one task that owns the engine.
 //!
 //! One wait (events or the engine's next deadline), one place that carries effects out. What takes long runs
-//! elsewhere: kernel operations on a thread per lane ([`lanes`]), reports and state files in tasks of their own.
+//! elsewhere: kernel operations and audits on a thread per lane ([`lanes`]), reports and state files in tasks of their own.
 
 pub mod handle;
 pub mod lanes;
@@ -53,6 +53,8 @@ pub struct Outputs {
     pub lanes: Lanes,
     /// Asks for one device; the answer comes as [`LinkNews`].
     pub ask_link: Box<dyn Fn(Ifindex) + Send>,
+    /// Asks for a comparison of all devices with what was told of them; only what differs comes as [`LinkNews`].
+    pub check_links: Box<dyn Fn() + Send>,
     /// The newest report; readers take the latest.
     pub report: watch::Sender<Arc<Snapshot>>,
     /// What must survive a restart; readers take the latest.
@@ -257,6 +259,7 @@ impl Driver {
                     LinkNews::Present(link) => Event::Link(link),
                     LinkNews::Gone(ifindex) => Event::LinkGone(ifindex),
                     LinkNews::Locals(addresses) => Event::Locals(addresses),
+                    LinkNews::Drifted(ifindexes) => Event::DevicesDrifted(ifindexes),
                 };
                 self.handle(event, now);
             }
@@ -280,7 +283,7 @@ impl Driver {
         let ifindex = match news {
             LinkNews::Present(link) => link.ifindex,
             LinkNews::Gone(ifindex) => *ifindex,
-            LinkNews::Dump(_) | LinkNews::Locals(_) => return,
+            LinkNews::Dump(_) | LinkNews::Locals(_) | LinkNews::Drifted(_) => return,
         };
         for waiter in &mut self.waiters {
             waiter.link_seen |= waiter.ifindex == ifindex;
@@ -317,6 +320,8 @@ impl Driver {
                 self.outputs.lanes.push(Lane::Write, Job::ReadRegistry(ifindexes))
             }
             Effect::AskLink(ifindex) => (self.outputs.ask_link)(ifindex),
+            Effect::DumpLinks => (self.outputs.check_links)(),
+            Effect::Audit(id, beliefs) => self.outputs.lanes.push(Lane::Audit, Job::Audit(id, beliefs)),
             Effect::Report(_) => {
                 self.report.mark();
                 self.remember.mark();

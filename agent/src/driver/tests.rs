@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use holdfast_ebpf::abi::Verdict;
 use holdfast_engine::Engine;
+use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{
     Attachment, Boot, Config, Covers, Delivery, Destination, Device, Event, FailReason, HoldReason, Identity,
-    Ifindex, Lane, Link, LinkKind, Mac, Now, ObjectChange, ObjectName, OnDeadline, Policy, PolicySpec,
+    Ifindex, Lane, Link, LinkKind, Mac, Now, ObjectChange, ObjectName, OnDeadline, Op, Policy, PolicySpec,
     Protocol, Selector, State, Switchover, Token, Uid, WhileHeld,
 };
 use holdfast_engine::view::Settled;
@@ -26,6 +27,9 @@ use crate::datapath::fake::Fake;
 use crate::datapath::{Datapath, Kernel, Packet, Sizes};
 use crate::netlink::LinkNews;
 use crate::source::SourceNews;
+
+/// Time between audits.
+const AUDIT: Duration = Duration::from_secs(30);
 
 const CONSUMER: Ifindex = 11;
 const PRODUCER: Ifindex = 21;
@@ -63,6 +67,8 @@ struct Rig {
     /// Keeps the queue open, as the ring buffer's reader does.
     _wakes: mpsc::Sender<Ifindex>,
     asked: Arc<Mutex<Vec<Ifindex>>>,
+    /// Comparisons of all devices with what was told that were asked for.
+    checks: Arc<AtomicU64>,
     reports: watch::Receiver<Arc<Snapshot>>,
     health: LanesHealth,
     carried_out: Arc<AtomicU64>,
@@ -79,7 +85,10 @@ impl Rig {
         let carried_out = Arc::new(AtomicU64::new(0));
         let (lanes, jobs, health) = Lanes::new();
         let (answer_sender, answers) = mpsc::channel(64);
-        for (lane, jobs) in [Lane::Write, Lane::Attach, Lane::Prove].into_iter().zip(jobs) {
+        for (lane, jobs) in [Lane::Write, Lane::Attach, Lane::Prove, Lane::Audit]
+            .into_iter()
+            .zip(jobs)
+        {
             let worker = Worker {
                 lane,
                 fake: Arc::clone(&fake),
@@ -96,6 +105,7 @@ impl Rig {
         let (report, reports) = watch::channel(Arc::new(Snapshot::default()));
         let (remembered, _) = watch::channel(Arc::new(Vec::new()));
         let asked = Arc::new(Mutex::new(Vec::new()));
+        let checks = Arc::new(AtomicU64::new(0));
         let engine = Engine::new(Config {
             capacity: holdfast_engine::model::Capacity {
                 policies: 64,
@@ -105,6 +115,7 @@ impl Rig {
             features: Kernel::FEATURES,
             neighbour_only: false,
             hashes: hash::hashes(),
+            audit_every: AUDIT.as_nanos() as u64,
         });
         let driver = Driver::new(
             engine,
@@ -127,6 +138,10 @@ impl Rig {
                     let asked = Arc::clone(&asked);
                     Box::new(move |ifindex| asked.lock().unwrap().push(ifindex))
                 },
+                check_links: {
+                    let checks = Arc::clone(&checks);
+                    Box::new(move || _ = checks.fetch_add(1, Ordering::Relaxed))
+                },
                 report,
                 remembered,
                 journal: None,
@@ -144,6 +159,7 @@ impl Rig {
             source,
             _wakes: wakes,
             asked,
+            checks,
             reports,
             health,
             carried_out,
@@ -228,6 +244,7 @@ impl Worker {
                 self.carried_out.fetch_add(1, Ordering::Relaxed);
                 events.push(match job {
                     Job::Op(id, op) => Event::Answer(id, self.fake.carry_out(&op)),
+                    Job::Audit(id, beliefs) => Event::Audited(id, self.fake.audit(&beliefs)),
                     Job::ReadRegistry(ifindexes) => Event::Registry(self.fake.read_registry(&ifindexes)),
                 });
             }
@@ -357,7 +374,7 @@ fn quick(_: &Job) -> Duration {
 
 /// Whether an operation is about attaching to this device.
 fn attaches(job: &Job, ifindex: Ifindex) -> bool {
-    matches!(job, Job::Op(_, holdfast_engine::model::Op::Attach { device }) if device.ifindex == ifindex)
+    matches!(job, Job::Op(_, Op::Attach { device }) if device.ifindex == ifindex)
 }
 
 #[tokio::test(start_paused = true)]
@@ -530,16 +547,74 @@ async fn a_burst_of_events_is_one_pass_and_rest_is_rest() {
     let after = rig.passes().await;
     assert!(after - before <= 3, "{} passes for one burst", after - before);
 
-    let ops = rig.carried_out.load(Ordering::Relaxed);
+    rig.fake.take_ops();
     let before = rig.passes().await;
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    let after = rig.passes().await;
-    // The two passes are our own questions.
+    let passes = rig.passes().await - before;
+    // An audit is due, is answered, and an intent is proven again. One pass is our own question.
+    assert!(passes <= 120 * 3 + 1, "{passes} passes in an hour of rest");
+    let ops = rig.fake.take_ops();
+    let proofs = ops.iter().filter(|op| matches!(op, Op::ProveIntent(_))).count();
+    assert_eq!(ops.len(), proofs, "a quiet world is not written to");
     assert!(
-        after - before <= 2,
-        "{} passes in an hour of rest",
-        after - before
+        (24..=120).contains(&proofs),
+        "{proofs} proofs of two intents in an hour"
     );
-    assert_eq!(rig.carried_out.load(Ordering::Relaxed), ops);
     assert_eq!(rig.health.stuck(rig.clock.now().boot), Vec::<Lane>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_audit_finds_what_nobody_told_withdraws_and_mends_it() {
+    let mut rig = Rig::start(quick);
+    rig.with_everything().await;
+    rig.until("first", State::Programmed).await;
+    rig.until("second", State::Programmed).await;
+    // The audit of the start is over.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(rig.checks.load(Ordering::Relaxed), 1);
+    let row = rig.fake.row(CONSUMER).unwrap();
+    rig.fake.tamper_row(CONSUMER, None);
+    assert_eq!(
+        rig.fake.request(CONSUMER, &question(53)).verdict,
+        Verdict::Pass,
+        "it leaks"
+    );
+    let withdrawn = rig.until("first", State::Pending).await;
+    assert!(withdrawn <= AUDIT, "{withdrawn:?}");
+    rig.until("first", State::Programmed).await;
+    assert_eq!(rig.state("second").await, State::Programmed);
+    let mended = rig.fake.row(CONSUMER).unwrap();
+    assert!(
+        mended.token == row.token && mended.epoch > row.epoch,
+        "{mended:?}"
+    );
+    let answer = rig.fake.request(CONSUMER, &question(53));
+    assert_eq!((answer.verdict, answer.target), (Verdict::Delivered, PRODUCER));
+
+    rig.fake.steal_program(OTHER);
+    rig.until("second", State::Pending).await;
+    rig.until("second", State::Programmed).await;
+    let summary = rig.handle.metrics(false).await.unwrap().summary;
+    let found: Vec<_> = summary.drift.iter().filter(|(_, count)| **count > 0).collect();
+    assert_eq!(found, [(&Drift::Program, &1), (&Drift::Row, &1)]);
+    assert_eq!(summary.drift.len(), Drift::ALL.len());
+    assert!(
+        rig.checks.load(Ordering::Relaxed) >= 3,
+        "devices are looked at in every turn"
+    );
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_audit_that_hangs_holds_up_nobody() {
+    let mut rig = Rig::start(|job| match job {
+        Job::Audit(..) => Duration::from_secs(3600),
+        job => quick(job),
+    });
+    rig.with_everything().await;
+    rig.until("first", State::Programmed).await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(rig.state("first").await, State::Programmed);
+    assert_eq!(rig.state("second").await, State::Programmed);
+    rig.end().await;
 }

@@ -32,6 +32,7 @@ fn engine() -> Engine {
         },
         neighbour_only: false,
         hashes: hash::hashes(),
+        audit_every: 30 * Boot::SECOND,
     })
 }
 

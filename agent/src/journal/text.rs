@@ -21,6 +21,8 @@ pub fn effect(effect: &Effect) -> String {
         Effect::Kernel(id, op) => format!("op {} {}", id.0, operation(op)),
         Effect::ReadRegistry(ifindexes) => format!("read registry {}", list(ifindexes)),
         Effect::AskLink(ifindex) => format!("ask link {ifindex}"),
+        Effect::DumpLinks => "compare all devices".to_owned(),
+        Effect::Audit(id, beliefs) => format!("audit {} {beliefs:?}", id.0),
         Effect::Report(policies) => format!("report {}", list(policies)),
         Effect::Measured(leg, nanos) => format!("measured {} {nanos} ns", name_of(*leg)),
         Effect::Log(line) => log(line),
@@ -235,5 +237,8 @@ fn happening(what: &Happening) -> String {
         } => format!("summary: programmed {programmed} held {held} failed {failed} pending {pending}"),
         Happening::RegistryUnreadable(message) => format!("registry unreadable: {message}"),
         Happening::CleanupFailed(message) => format!("cleanup failed: {message}"),
+        Happening::Drift(kind, message) => format!("drift: {}: {message}", kind.label()),
+        Happening::MoreDrift(more) => format!("drift: {more} more"),
+        Happening::AuditUnreadable(message) => format!("audit: unreadable: {message}"),
     }
 }

@@ -73,6 +73,8 @@ pub(super) struct Dump {
     pub(super) unreadable: BTreeSet<Ifindex>,
     /// Told of by a notification since it was asked for.
     pub(super) overtaken: BTreeSet<Ifindex>,
+    /// It is only to be compared with what is known.
+    pub(super) check: bool,
     /// The list changed meanwhile: it proves presence, not absence.
     pub(super) interrupted: bool,
 }

@@ -16,9 +16,29 @@ pub mod tc;
 #[cfg(any(test, feature = "chaos"))]
 pub mod fake;
 
+/// Faults on purpose, for tests: see `chaos` of the data path.
+#[cfg(any(test, feature = "chaos"))]
+pub(crate) mod faults {
+    use std::sync::atomic::AtomicBool;
+
+    /// Notifications are not heard.
+    pub(crate) static DEAF: AtomicBool = AtomicBool::new(false);
+    /// Nothing is compared with what was heard.
+    pub(crate) static BLIND: AtomicBool = AtomicBool::new(false);
+}
+
+/// Whether notifications are not heard, on purpose.
+fn is_deaf() -> bool {
+    #[cfg(any(test, feature = "chaos"))]
+    let deaf = faults::DEAF.load(Ordering::Relaxed);
+    #[cfg(not(any(test, feature = "chaos")))]
+    let deaf = false;
+    deaf
+}
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +56,9 @@ pub enum LinkNews {
     Gone(Ifindex),
     /// All addresses of the node, of whatever device and in whatever state, but link-local ones.
     Locals(BTreeSet<IpAddr>),
+    /// A dump that was asked for by [`Asker::check`] found these devices otherwise than the kernel had told, and it said
+    /// the same when it was asked for each. What they are now follows.
+    Drifted(BTreeSet<Ifindex>),
 }
 
 /// How a monitor is run.
@@ -112,6 +135,7 @@ pub enum NetlinkError {
 #[derive(Debug, Default)]
 struct Asks {
     waiting: Mutex<BTreeSet<Ifindex>>,
+    check: AtomicBool,
     arrived: Notify,
 }
 
@@ -122,6 +146,15 @@ impl Asks {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(ifindex);
         self.arrived.notify_one();
+    }
+
+    fn put_check(&self) {
+        self.check.store(true, Ordering::Relaxed);
+        self.arrived.notify_one();
+    }
+
+    fn take_check(&self) -> bool {
+        self.check.swap(false, Ordering::Relaxed)
     }
 
     fn take(&self) -> BTreeSet<Ifindex> {
@@ -138,6 +171,16 @@ impl Asker {
     /// among the other news, also when nothing has changed. Never waits.
     pub fn ask(&self, ifindex: Ifindex) {
         self.0.put(ifindex);
+    }
+
+    /// Asks for a dump that is compared with what the kernel has told. Nothing differs: nothing is said. Else the
+    /// devices that do come as [`LinkNews::Drifted`], and news of each after that. Never waits.
+    pub fn check(&self) {
+        #[cfg(any(test, feature = "chaos"))]
+        if faults::BLIND.load(Ordering::Relaxed) {
+            return;
+        }
+        self.0.put_check();
     }
 }
 

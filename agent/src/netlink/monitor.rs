@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::dump::{Question, request};
 use super::socket::{Received, Socket};
 use super::state::{Dumped, Finished, State, Trouble};
-use super::{Asks, Counters, LinkNews, NetlinkError, Options};
+use super::{Asks, Counters, LinkNews, NetlinkError, Options, is_deaf};
 
 /// Trouble that comes later than this after the last is a new burst.
 const QUIET: Duration = Duration::from_secs(1);
@@ -50,6 +50,7 @@ pub(super) fn spawn(
         sequence: 0,
         links_wanted: true,
         addresses_wanted: true,
+        check: false,
         dumped: false,
         interruptions: 0,
         not_before: now,
@@ -120,6 +121,8 @@ struct Task {
     links_wanted: bool,
     /// A dump of addresses is to be asked for.
     addresses_wanted: bool,
+    /// All devices are to be compared with what is known of them.
+    check: bool,
     /// There was a complete dump of devices.
     dumped: bool,
     /// Dumps of devices in a row that were interrupted.
@@ -160,6 +163,8 @@ impl Task {
                 Wake::Room => Ok(()),
                 Wake::Asked => {
                     self.state.ask(self.asks.take());
+                    // A dump that is wanted or under way for a better reason says all that a check would.
+                    self.check |= self.asks.take_check() && !self.links_wanted && !self.state.dumping();
                     Ok(())
                 }
                 Wake::Time => self.timed_out(Instant::now()),
@@ -222,7 +227,7 @@ impl Task {
 
     /// The dump that is to be asked for next: devices first.
     fn wanted(&self) -> Option<Question> {
-        if self.links_wanted {
+        if self.links_wanted || self.check {
             Some(Question::All)
         } else {
             self.addresses_wanted.then_some(Question::Addresses)
@@ -236,8 +241,11 @@ impl Task {
         // Noted before it is sent: a refused question comes back when the socket is replaced.
         match what {
             Question::All => {
-                self.state.dump_begun(Dumped::Links, self.sequence);
+                let check = self.check && !self.links_wanted;
+                let what = if check { Dumped::Check } else { Dumped::Links };
+                self.state.dump_begun(what, self.sequence);
                 self.links_wanted = false;
+                self.check = false;
                 self.heard = now;
             }
             Question::Addresses => {
@@ -272,6 +280,7 @@ impl Task {
     /// Takes in one datagram of the subscription; false: there are no more.
     fn notification(&mut self, received: Received) -> Result<bool, Fault> {
         let taken = match received {
+            Received::Datagram if is_deaf() => Ok(()),
             Received::Datagram => self.state.notified(&self.notification).map_err(Reason::from),
             Received::Truncated => Err(Reason::Undecodable),
             Received::Foreign => Ok(()),
@@ -322,6 +331,10 @@ impl Task {
                 self.addresses_wanted = true;
                 self.not_before = self.not_before.max(now + spacing(1));
             }
+            return;
+        }
+        if finished.what == Dumped::Check {
+            // What it did not see as it is known is asked for by itself.
             return;
         }
         if self.dumped {
@@ -380,6 +393,8 @@ impl Task {
         };
         self.links_wanted = true;
         self.addresses_wanted = true;
+        self.check = false;
+        self.state.distrust();
         if matches!(reason, Reason::Overrun) {
             Counters::count(&self.counters.overruns);
         }

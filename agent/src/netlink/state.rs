@@ -40,6 +40,8 @@ pub(super) struct Finished {
 pub(super) enum Dumped {
     /// Devices.
     Links,
+    /// Devices, only to be compared with what is known of them.
+    Check,
     /// The node's own addresses.
     Addresses,
 }
@@ -52,6 +54,8 @@ pub(super) struct State {
     dump: Option<Dump>,
     to_ask: BTreeSet<Ifindex>,
     asked: BTreeMap<u32, Asked>,
+    /// A check saw them otherwise than is known, and they are asked for: a notification may be on its way.
+    suspects: BTreeSet<Ifindex>,
     untold: Untold,
 }
 
@@ -172,14 +176,23 @@ impl State {
     /// A dump was asked for.
     pub(super) fn dump_begun(&mut self, what: Dumped, sequence: u32) {
         match what {
-            Dumped::Links => {
+            Dumped::Links | Dumped::Check => {
                 self.dump = Some(Dump {
                     sequence,
+                    check: what == Dumped::Check,
                     ..Dump::default()
                 });
             }
             Dumped::Addresses => self.addresses.dump_begun(sequence),
         }
+    }
+
+    /// News were lost: a dump that was only to be compared with what is known becomes one that is told.
+    pub(super) fn distrust(&mut self) {
+        if let Some(dump) = &mut self.dump {
+            dump.check = false;
+        }
+        self.suspects.clear();
     }
 
     /// No question will be answered any more: the dump is off, single devices are asked for again.
@@ -265,6 +278,7 @@ impl State {
 
     /// An answer is told in any case: whoever asked does not believe what it knows.
     fn ask_answered(&mut self, sequence: u32, ifindex: Ifindex, overtaken: bool, content: Content) {
+        let before = self.known.get(&ifindex).cloned();
         match content {
             Content::Present(link) | Content::Orphaned(link) if link.ifindex == ifindex && overtaken => {}
             Content::Present(link) if link.ifindex == ifindex => _ = self.known.insert(ifindex, link),
@@ -287,6 +301,9 @@ impl State {
             _ => return,
         }
         self.asked.remove(&sequence);
+        if self.suspects.remove(&ifindex) && self.known.get(&ifindex) != before.as_ref() {
+            self.untold.drifted.insert(ifindex);
+        }
         let gone = !self.known.contains_key(&ifindex);
         self.untold.changed(ifindex, gone, &self.known);
     }
@@ -302,7 +319,22 @@ impl State {
                     && !dump.overtaken.contains(ifindex)
             })
             .collect();
-        if dump.interrupted {
+        let Dump {
+            interrupted, check, ..
+        } = dump;
+        if check {
+            let other = dump.links.iter().filter(|(ifindex, link)| {
+                !dump.overtaken.contains(ifindex) && self.known.get(ifindex) != Some(link)
+            });
+            self.suspects.extend(other.map(|(ifindex, _)| *ifindex));
+            self.suspects.extend(absent);
+            self.to_ask.extend(&self.suspects);
+            return Finished {
+                what: Dumped::Check,
+                interrupted,
+            };
+        }
+        if interrupted {
             self.to_ask.extend(absent);
         } else {
             for ifindex in absent {
@@ -317,7 +349,7 @@ impl State {
         self.untold.dump(&self.known);
         Finished {
             what: Dumped::Links,
-            interrupted: dump.interrupted,
+            interrupted,
         }
     }
 }
@@ -327,6 +359,8 @@ impl State {
 /// the one that is there now is another, even with the same number, name and address.
 #[derive(Debug, Default)]
 struct Untold {
+    /// Devices that a check found otherwise than had been told.
+    drifted: BTreeSet<Ifindex>,
     /// Devices of which it must be said before the dump that an earlier one is gone.
     gone_before: BTreeSet<Ifindex>,
     dump: bool,
@@ -339,7 +373,7 @@ struct Untold {
 
 impl Untold {
     fn is_empty(&self) -> bool {
-        !self.dump && self.gone_before.is_empty() && self.changes.is_empty()
+        !self.dump && self.drifted.is_empty() && self.gone_before.is_empty() && self.changes.is_empty()
     }
 
     fn changed(&mut self, ifindex: Ifindex, gone: bool, known: &BTreeMap<Ifindex, Link>) {
@@ -370,6 +404,9 @@ impl Untold {
     }
 
     fn next(&mut self, known: &BTreeMap<Ifindex, Link>) -> Option<LinkNews> {
+        if !self.drifted.is_empty() {
+            return Some(LinkNews::Drifted(std::mem::take(&mut self.drifted)));
+        }
         if let Some(ifindex) = self.gone_before.pop_first() {
             return Some(LinkNews::Gone(ifindex));
         }
@@ -619,6 +656,66 @@ mod tests {
         assert_eq!(state.next_ask(), Some(2));
     }
 
+    fn checked(state: &mut State, sequence: u32, links: &[Link]) {
+        state.dump_begun(Dumped::Check, sequence);
+        for link in links {
+            assert_eq!(state.answered(&present(sequence, link)), Ok(None));
+        }
+        let finished = state.answered(&done(sequence, 0)).unwrap().unwrap();
+        assert_eq!(finished.what, Dumped::Check);
+    }
+
+    #[test]
+    fn a_check_that_finds_what_is_known_says_nothing() {
+        let mut state = dumped(&[link(2, 1), link(3, 1)]);
+        checked(&mut state, 2, &[link(2, 1), link(3, 1)]);
+        assert_eq!(news(&mut state), []);
+        assert_eq!(state.next_ask(), None);
+    }
+
+    #[test]
+    fn what_a_check_finds_otherwise_is_asked_for_and_told() {
+        let mut state = dumped(&[link(2, 1), link(3, 1)]);
+        // News of both were lost: 2 is gone, 4 has come.
+        checked(&mut state, 2, &[link(3, 1), link(4, 1)]);
+        assert_eq!(news(&mut state), []);
+        for (sequence, ifindex) in [(3, 2), (4, 4)] {
+            assert_eq!(state.next_ask(), Some(ifindex));
+            state.asked(sequence, ifindex);
+        }
+        assert_eq!(state.answered(&refused(3, libc::ENODEV)), Ok(None));
+        assert_eq!(state.answered(&present(4, &link(4, 1))), Ok(None));
+        assert_eq!(
+            news(&mut state),
+            [
+                LinkNews::Drifted(BTreeSet::from([2, 4])),
+                LinkNews::Gone(2),
+                LinkNews::Present(link(4, 1)),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_check_finds_before_its_notification_is_no_drift() {
+        let mut state = dumped(&[link(2, 1)]);
+        checked(&mut state, 2, &[link(2, 1), link(4, 1)]);
+        assert_eq!(state.next_ask(), Some(4));
+        state.asked(3, 4);
+        state.notified(&present(0, &link(4, 1))).unwrap();
+        assert_eq!(state.answered(&present(3, &link(4, 1))), Ok(None));
+        assert_eq!(news(&mut state), [LinkNews::Present(link(4, 1))]);
+    }
+
+    #[test]
+    fn a_check_during_which_news_were_lost_is_a_dump() {
+        let mut state = dumped(&[link(2, 1)]);
+        state.dump_begun(Dumped::Check, 2);
+        state.answered(&present(2, &link(3, 1))).unwrap();
+        state.distrust();
+        state.answered(&done(2, 0)).unwrap();
+        assert_eq!(news(&mut state), [LinkNews::Dump(vec![link(3, 1)])]);
+    }
+
     #[test]
     fn a_dump_that_ends_early_changes_nothing() {
         let mut state = dumped(&[link(2, 1)]);
@@ -714,13 +811,20 @@ mod tests {
                 4 => {
                     self.queue.clear();
                     self.overrun = true;
+                    self.state.distrust();
                 }
                 5 => _ = self.notify_one(),
-                6 if self.dump.is_none() => {
+                6 | 14 if self.dump.is_none() => {
+                    // A check is for what nobody lost.
+                    let what = if action == 14 && !self.overrun {
+                        Dumped::Check
+                    } else {
+                        Dumped::Links
+                    };
                     self.overrun = false;
                     self.sequence += 1;
                     self.dump = Some(self.sequence);
-                    self.state.dump_begun(Dumped::Links, self.sequence);
+                    self.state.dump_begun(what, self.sequence);
                     self.make_part(1);
                 }
                 7 | 8 => _ = self.take_answer(),
@@ -788,12 +892,20 @@ mod tests {
                 }
                 Some(LinkNews::Present(link)) => _ = self.reader.insert(link.ifindex, link),
                 Some(LinkNews::Gone(ifindex)) => _ = self.reader.remove(&ifindex),
-                Some(LinkNews::Locals(_)) | None => {}
+                Some(LinkNews::Locals(_) | LinkNews::Drifted(_)) | None => {}
             }
             news.is_some()
         }
 
+        fn ask_what_is_to_be_asked(&mut self) {
+            while let Some(ifindex) = self.state.next_ask() {
+                self.step(9, ifindex, 0);
+            }
+        }
+
         fn settle(&mut self) {
+            while self.take_answer() {}
+            self.ask_what_is_to_be_asked();
             while self.take_answer() {}
             if self.overrun {
                 self.step(6, 1, 0);
@@ -809,7 +921,7 @@ mod tests {
 
         #[test]
         fn whatever_the_order_the_reader_ends_with_what_is_there(
-            steps in prop::collection::vec((0_u8..14, 1..=DEVICES, 0_u8..3), 0..120)
+            steps in prop::collection::vec((0_u8..15, 1..=DEVICES, 0_u8..3), 0..120)
         ) {
             let mut world = World::default();
             world.step(6, 1, 0);

@@ -32,6 +32,7 @@ const fn lane_name(lane: Lane) -> &'static str {
         Lane::Write => "map writes",
         Lane::Attach => "attaches",
         Lane::Prove => "proofs",
+        Lane::Audit => "audits",
     }
 }
 

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use holdfast_ebpf::abi::Verdict;
+use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{Boot, FailReason, HoldReason, Leg, Now};
 use holdfast_engine::view::PolicyView;
 use prometheus_client::collector::Collector;
@@ -248,6 +249,18 @@ impl Scrape {
             "holdfast_netlink_resyncs",
             "Complete lists of the network devices beyond the first.",
             |family| family.plain_counter(snapshot.netlink_resyncs),
+        )?;
+        out.counter(
+            "holdfast_drift_repairs",
+            "What an audit found otherwise than it was left, by kind. All of it is put right but foreign: somebody \
+             else's program before ours is named and left alone.",
+            |family| {
+                for kind in Drift::ALL {
+                    let count = snapshot.summary.drift.get(&kind).copied().unwrap_or(0);
+                    family.counter(&[("kind", kind.label())], count)?;
+                }
+                Ok(())
+            },
         )
     }
 

@@ -28,6 +28,9 @@ pub struct Status {
     pub source: Source,
     /// Intents by state.
     pub intents: NodeIntents,
+    /// The last audit of the kernel that came to its end; none = there was none yet.
+    #[serde(default)]
+    pub audit: Option<Audit>,
     /// Every policy that selects a consumer here.
     pub policies: Vec<PolicyReport>,
     /// Every attachment of this node.
@@ -83,6 +86,18 @@ pub struct NodeIntents {
     pub held_by_reason: BTreeMap<HoldReason, u64>,
     /// Failed ones by reason.
     pub failed_by_reason: BTreeMap<FailReason, u64>,
+}
+
+/// See [`Status::audit`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Audit {
+    /// When it ended, RFC 3339.
+    pub ended: String,
+    /// How much it found otherwise than it was left.
+    pub found: u64,
+    /// What all audits of this agent found, by kind; kinds with nothing are left out.
+    pub found_by_kind: BTreeMap<String, u64>,
 }
 
 /// One attachment.
@@ -265,6 +280,7 @@ impl Status {
                 problems: snapshot.source.problems.clone(),
             },
             intents: NodeIntents::new(&snapshot.summary),
+            audit: Audit::new(&snapshot.summary, stamps),
             policies: snapshot
                 .policies
                 .iter()
@@ -289,6 +305,20 @@ impl NodeIntents {
                 .map(|reason| (reason, summary.failed.get(&reason).copied().unwrap_or(0)))
                 .collect(),
         }
+    }
+}
+
+impl Audit {
+    fn new(summary: &Summary, stamps: &Stamps) -> Option<Self> {
+        let last = summary.audit?;
+        let found = summary.drift.iter().filter(|(_, count)| **count > 0);
+        Some(Self {
+            ended: stamps.rfc3339(last.ended),
+            found: last.found,
+            found_by_kind: found
+                .map(|(kind, count)| (kind.label().to_owned(), *count))
+                .collect(),
+        })
     }
 }
 

@@ -77,6 +77,11 @@ impl Kernel {
         }
     }
 
+    /// Somebody writes a slot.
+    pub fn set_slot(&mut self, slot: u32, backend: BackendId) {
+        self.slots.insert(slot, backend);
+    }
+
     /// What the next life reads back. Links of devices that are gone are not alive.
     pub fn adoption(&self, devices: &BTreeSet<Ifindex>) -> Adoption {
         let mut pins = self.pins.clone();

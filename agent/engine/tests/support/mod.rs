@@ -12,10 +12,11 @@
 
 mod kernel;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use holdfast_engine::Engine;
+use holdfast_engine::belief::{Audited, Belief, Difference, There};
 use holdfast_engine::model::*;
 use holdfast_engine::view::{IntentView, PolicyView};
 
@@ -72,6 +73,7 @@ pub fn config(features: Features) -> Config {
             name: name_hash,
             uid: uid_hash,
         },
+        audit_every: 0,
     }
 }
 
@@ -317,6 +319,12 @@ pub struct Bench {
     pub registry: BTreeMap<Ifindex, RegistryRead>,
     /// Operations that were answered with yes were carried out here.
     pub kernel: kernel::Kernel,
+    /// Audits that are out, in order.
+    pub audits: VecDeque<(OpId, Vec<Belief>)>,
+    /// Somebody else's programs before ours, by device.
+    pub foreign: BTreeMap<Ifindex, Vec<String>>,
+    /// What no operation has written, as long as it is there.
+    pub strays: Vec<Difference>,
     /// The devices that were told of.
     pub links: BTreeMap<Ifindex, Link>,
     /// The objects in force.
@@ -337,6 +345,9 @@ impl Bench {
             out: BTreeMap::new(),
             registry: BTreeMap::new(),
             kernel: kernel::Kernel::default(),
+            audits: VecDeque::new(),
+            foreign: BTreeMap::new(),
+            strays: Vec::new(),
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
             features,
@@ -408,6 +419,7 @@ impl Bench {
         let remembered = self.engine.view().remembered();
         self.engine = Engine::new(config(self.features));
         self.out.clear();
+        self.audits.clear();
         let devices = self.links.keys().copied().collect();
         let adoption = self.kernel.adoption(&devices);
         self.give(Event::Adopted(Box::new(adoption)));
@@ -441,6 +453,7 @@ impl Bench {
                         }
                         self.effects.push(Effect::ReadRegistry(ifindexes));
                     }
+                    Effect::Audit(id, beliefs) => self.audits.push_back((id, beliefs)),
                     other => self.effects.push(other),
                 }
             }
@@ -479,6 +492,40 @@ impl Bench {
             ops = self.yes();
         }
         rounds
+    }
+
+    /// What an audit of this finds.
+    pub fn look(&self, beliefs: &[Belief]) -> Vec<Difference> {
+        let devices = self.links.keys().copied().collect();
+        let registry = self.registry.iter().filter_map(|(ifindex, read)| match read {
+            RegistryRead::Row(identity) => Some((*ifindex, *identity)),
+            RegistryRead::Absent | RegistryRead::Failed(_) => None,
+        });
+        let there = There {
+            pins: &self.kernel.adoption(&devices),
+            registry: &registry.collect(),
+            foreign: &self.foreign,
+        };
+        let mut found: Vec<Difference> = beliefs.iter().flat_map(|belief| there.differs(belief)).collect();
+        if beliefs
+            .iter()
+            .any(|belief| matches!(belief, Belief::Nothing { .. }))
+        {
+            found.extend(self.strays.clone());
+        }
+        found
+    }
+
+    /// Answers the audit that is out as the kernel is now, then polls. What was found, and what is sent upon it.
+    pub fn audit(&mut self) -> (Vec<Difference>, Vec<Op>) {
+        let (id, beliefs) = self.audits.pop_front().expect("an audit is out");
+        let differences = self.look(&beliefs);
+        let audited = Audited {
+            differences: differences.clone(),
+            unreadable: None,
+        };
+        self.give(Event::Audited(id, audited));
+        (differences, self.poll())
     }
 
     /// What was logged since the last call.
