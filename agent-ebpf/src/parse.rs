@@ -212,7 +212,8 @@ fn parse_v6(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
         let Some(extension) = frame.window::<8>(at) else {
             return Kind::Malformed;
         };
-        at += EXTENSION_HEADER;
+        at += EXTENSION_HEADER + u32::from(extension[1]) * unit;
+        // A header that reaches beyond its datagram has nothing behind it, of whatever protocol.
         if at > end {
             return Kind::Malformed;
         }
@@ -226,7 +227,6 @@ fn parse_v6(frame: &mut impl Bytes, out: &mut Headers) -> Kind {
             }
             out.first_fragment = fragment & 1 != 0;
         }
-        at += u32::from(extension[1]) * unit;
         next = extension[0];
     }
     Kind::Opaque
@@ -961,6 +961,20 @@ mod tests {
         }
         let mut bytes = udp(true).bytes();
         bytes[14] = 0x45;
+        assert_eq!(read(&bytes).0, Kind::Malformed);
+    }
+
+    #[test]
+    fn an_extension_header_that_reaches_beyond_the_datagram_is_malformed() {
+        let mut frame = udp(true);
+        // ESP: nothing of what would be behind the header is looked at.
+        frame.protocol = 50;
+        frame.extensions = vec![(AUTHENTICATION, 1)];
+        let mut bytes = frame.bytes();
+        assert_eq!(read(&bytes).0, Kind::Complete);
+        let length = &mut bytes[55];
+        assert_eq!(*length, 1);
+        *length = 0x32;
         assert_eq!(read(&bytes).0, Kind::Malformed);
     }
 

@@ -13,6 +13,7 @@ mod bpf;
 mod cache;
 mod demo;
 mod elf;
+mod fuzz;
 mod mutants;
 mod setup;
 mod test;
@@ -42,6 +43,7 @@ const COMMANDS: &[Command] = &[
     test::COMMAND,
     test::LINT,
     mutants::COMMAND,
+    fuzz::COMMAND,
     bench::COMMAND,
 ];
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::args::Args;
 use crate::cache::BuildDir;
-use crate::{bpf, setup, tools};
+use crate::{bpf, fuzz, setup, tools};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
@@ -22,6 +22,8 @@ Usage: cargo xtask test [--no-setup] [--quick] [--cases] [--list] [SUITE...]
 The suites that need a kernel run as root, in namespaces and bpffs mounts of their own. Without root, or on a kernel
 that lacks something, they say that they did not run; with CI set in the environment that is a failure
 wherever this machine could have run them.
+
+When all have run, so do the fuzz targets, for a minute in all (`cargo xtask fuzz`).
 
   SUITE        only these suites (see --list)
   --list       name the suites and stop
@@ -107,6 +109,12 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         true
     };
 
+    let fuzz_ok = if whole && !quick {
+        steps.step("fuzz", || fuzz::all(&build))?
+    } else {
+        true
+    };
+
     steps.print();
     if !broken.is_empty() {
         println!("failed suites: {}", broken.join(", "));
@@ -114,13 +122,16 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     if !cases_ok {
         println!("tests/cases.toml names a case without a test that passes for it");
     }
+    if !fuzz_ok {
+        println!("an input breaks what should take any");
+    }
     // A suite that died before its closing line has failed, whatever it had counted.
     tally.failed = tally.failed.max(broken.len() as u64);
     println!(
         "{} passed, {} failed, {} skipped",
         tally.passed, tally.failed, tally.skipped
     );
-    Ok(if broken.is_empty() && cases_ok {
+    Ok(if broken.is_empty() && cases_ok && fuzz_ok {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -324,6 +335,12 @@ fn lint(args: Args) -> anyhow::Result<ExitCode> {
         Ok(())
     };
     check("cargo fmt", build.cargo()?.args(["fmt", "--all", "--check"]))?;
+    check(
+        "cargo fmt, fuzz targets",
+        build
+            .cargo()?
+            .args(["fmt", "--manifest-path", "tests/fuzz/Cargo.toml", "--check"]),
+    )?;
     check(
         "cargo clippy",
         build
