@@ -146,7 +146,10 @@ fn backend(backend: &Backend) -> String {
     )
 }
 
-/// Slots, with how often each backend comes in a row.
+/// So many runs of slots are shown; more are summed up.
+const RUNS: usize = 8;
+
+/// Slots, with how often each backend comes in a row; of a table that is mixed how many each has, and a checksum.
 fn runs(slots: &[BackendId]) -> String {
     let mut runs: Vec<(BackendId, usize)> = Vec::new();
     for slot in slots {
@@ -155,10 +158,20 @@ fn runs(slots: &[BackendId]) -> String {
             _ => runs.push((*slot, 1)),
         }
     }
-    list(runs.iter().map(|(backend, times)| match times {
+    let shown = |(backend, times): (BackendId, usize)| match times {
         1 => backend.to_string(),
         times => format!("{backend}x{times}"),
-    }))
+    };
+    if runs.len() <= RUNS {
+        return list(runs.into_iter().map(shown));
+    }
+    let mut shares: BTreeMap<BackendId, usize> = BTreeMap::new();
+    for slot in slots {
+        *shares.entry(*slot).or_default() += 1;
+    }
+    let bytes: Vec<u8> = slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
+    let mixed = list(shares.into_iter().map(shown));
+    format!("{mixed} mixed as {:08x}", super::checksum(&bytes))
 }
 
 fn selected(selected: Selected) -> String {
