@@ -10,6 +10,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use holdfast_engine::belief::{Audited, Difference};
 use holdfast_engine::model::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -31,12 +32,19 @@ struct World {
     next_number: u8,
     dead: Vec<Ifindex>,
     policies: BTreeSet<&'static str>,
+    /// Somebody changes the kernel behind the engine's back, and audits find it: what one has seen and not told yet.
+    tampering: bool,
+    seen: Option<(OpId, Vec<Difference>)>,
     story: Vec<String>,
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
-        let mut bench = Bench::started(FIRST_FEATURES);
+    fn new(seed: u64, tampering: bool) -> Self {
+        let mut bench = if tampering {
+            Bench::audited(FIRST_FEATURES, 30 * SECOND)
+        } else {
+            Bench::started(FIRST_FEATURES)
+        };
         let attachments = CONSUMERS.into_iter().chain([PRODUCER]);
         let objects =
             attachments.map(|name| ObjectChange::Attachment(attachment(name, name, name.get(..1).unwrap())));
@@ -49,6 +57,8 @@ impl World {
             next_number: 1,
             dead: Vec::new(),
             policies: BTreeSet::new(),
+            tampering,
+            seen: None,
             story: Vec::new(),
         };
         // Most of the time most are there.
@@ -84,8 +94,92 @@ impl World {
         CONSUMERS.get(at).copied().unwrap_or(PRODUCER)
     }
 
+    /// One thing happens that the engine is not told of, or an audit looks, or tells what it saw.
+    fn step_behind_its_back(&mut self) {
+        match self.below(4) {
+            0 | 1 => self.tamper(),
+            2 => {
+                if self.seen.is_none()
+                    && let Some((id, beliefs)) = self.bench.audits.pop_front()
+                {
+                    self.tell(format!("audit {id:?} looks"));
+                    self.seen = Some((id, self.bench.look(&beliefs)));
+                }
+            }
+            _ => {
+                if let Some((id, differences)) = self.seen.take() {
+                    self.tell(format!("audit {id:?} tells {differences:?}"));
+                    let unreadable = None;
+                    self.bench.give(Event::Audited(
+                        id,
+                        Audited {
+                            differences,
+                            unreadable,
+                        },
+                    ));
+                    self.bench.poll();
+                }
+            }
+        }
+    }
+
+    /// Somebody changes the kernel.
+    fn tamper(&mut self) {
+        let name = self.any_name();
+        let Some(ifindex) = self.link_of(name).map(|link| link.ifindex) else {
+            return;
+        };
+        let how = self.below(9);
+        self.tell(format!("tamper {how} with {name}"));
+        let number = u64::from(self.random.next_u32()) + 1;
+        let pins = &mut self.bench.kernel.pins;
+        let entries = pins.entries.get_mut(&ifindex);
+        match how {
+            0 => _ = pins.rows.remove(&ifindex),
+            1 => {
+                if let Some(row) = pins.rows.get_mut(&ifindex) {
+                    (row.token, row.epoch) = (Token::new(number), 0);
+                }
+            }
+            2 => entries
+                .into_iter()
+                .flatten()
+                .for_each(|(_, entry)| entry.open = !entry.open),
+            3 => entries
+                .into_iter()
+                .flatten()
+                .for_each(|(_, entry)| entry.policy ^= 1),
+            4 => entries.into_iter().for_each(BTreeMap::clear),
+            5 => _ = pins.attached.remove(&ifindex),
+            6 => pins
+                .policies
+                .values_mut()
+                .for_each(|policy| policy.selected.length = 0),
+            7 => pins
+                .backends
+                .values_mut()
+                .for_each(|backend| backend.ifindex = ifindex),
+            // A CNI that tells nobody.
+            _ => {
+                let mac = self.link_of(name).map_or(0, |link| link.mac.0[5]);
+                self.bench.registry.insert(ifindex, identity(number, mac));
+                return;
+            }
+        }
+        // Entries that are all gone are none.
+        self.bench
+            .kernel
+            .pins
+            .entries
+            .retain(|_, entries| !entries.is_empty());
+    }
+
     /// One thing happens, and the engine is polled.
     fn step(&mut self) {
+        if self.tampering && self.below(3) == 0 {
+            self.step_behind_its_back();
+            return;
+        }
         let name = self.any_name();
         let link = self.link_of(name);
         match (self.below(16), link) {
@@ -143,6 +237,7 @@ impl World {
             (10, _) if self.below(3) == 0 => {
                 self.tell("crash".to_owned());
                 self.bench.crash();
+                self.seen = None;
                 self.bench.wake();
             }
             (11, _) => {
@@ -157,7 +252,9 @@ impl World {
             _ => self.answer(Ok(OpDone { writes: 1 })),
         }
         self.bench.poll();
-        self.programmed_is_in_the_kernel();
+        if !self.tampering {
+            self.programmed_is_in_the_kernel();
+        }
     }
 
     fn tell(&mut self, what: String) {
@@ -231,10 +328,31 @@ impl World {
         for _ in 0..70 {
             self.bench.run();
             self.bench.pass(3 * SECOND);
+            self.audit_all();
         }
         self.bench.run();
         let again = self.bench.poll();
         assert_eq!(again, [], "at rest nothing is written: {:#?}", self.story);
+    }
+
+    /// Audits are answered until none is out. (What was seen long ago is told first.)
+    fn audit_all(&mut self) {
+        if let Some((id, differences)) = self.seen.take() {
+            let unreadable = None;
+            self.bench.give(Event::Audited(
+                id,
+                Audited {
+                    differences,
+                    unreadable,
+                },
+            ));
+            self.bench.run();
+        }
+        while !self.bench.audits.is_empty() {
+            let (found, _) = self.bench.audit();
+            self.tell(format!("audit finds {found:?}"));
+            self.bench.run();
+        }
     }
 
     /// Everything is put right.
@@ -334,7 +452,7 @@ fn random_lives_come_to_the_rest_that_the_rules_want() {
     let seeds = first.map_or(1..=SEEDS, |seed| seed..=seed);
     println!("seeds {seeds:?}, {STEPS} steps each (HF_SEED=N runs one)");
     for seed in seeds {
-        let mut world = World::new(seed);
+        let mut world = World::new(seed, false);
         world.tell(format!("seed {seed}"));
         for _ in 0..STEPS {
             world.step();
@@ -350,4 +468,37 @@ fn random_lives_come_to_the_rest_that_the_rules_want() {
             world.story
         );
     }
+}
+
+#[test]
+fn what_somebody_changes_behind_its_back_is_put_right_by_audits() {
+    let first = std::env::var("HF_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = first.map_or(1..=SEEDS / 4, |seed| seed..=seed);
+    println!("seeds {seeds:?}, {STEPS} steps each (HF_SEED=N runs one)");
+    let mut found = 0;
+    for seed in seeds {
+        let mut world = World::new(seed, true);
+        world.tell(format!("seed {seed}"));
+        for _ in 0..STEPS {
+            world.step();
+        }
+        world.come_to_rest();
+        world.is_right();
+        world.mend();
+        world.tamper();
+        world.come_to_rest();
+        assert_eq!(
+            world.is_right(),
+            3,
+            "what is put right is served: {:#?}",
+            world.story
+        );
+        let drift = world.bench.engine.view().summary().drift;
+        found += drift.values().sum::<u64>();
+    }
+    println!("{found} differences found by the last life of each");
+    assert!(
+        found > SEEDS / 10,
+        "the audits had little to find: {found} differences"
+    );
 }

@@ -330,6 +330,8 @@ pub struct Bench {
     /// The objects in force.
     objects: BTreeMap<(bool, ObjectName), ObjectChange>,
     features: Features,
+    /// Nanoseconds between audits; 0 = none.
+    pub audit_every: u64,
     /// Other effects, in order.
     pub effects: Vec<Effect>,
 }
@@ -351,6 +353,7 @@ impl Bench {
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
             features,
+            audit_every: 0,
             effects: Vec::new(),
         }
     }
@@ -372,6 +375,26 @@ impl Bench {
     /// A bench whose start barrier has passed over nothing.
     pub fn started(features: Features) -> Self {
         let mut bench = Self::new(features);
+        bench.give(Event::Adopted(Box::default()));
+        bench.give(Event::LinkDump(Vec::new()));
+        bench.give(Event::SourceComplete);
+        bench.poll();
+        bench
+    }
+
+    /// Another process begins.
+    fn begin(&mut self) {
+        self.engine = Engine::new(Config {
+            audit_every: self.audit_every,
+            ..config(self.features)
+        });
+    }
+
+    /// The same as [`Bench::started`], with audits.
+    pub fn audited(features: Features, every: u64) -> Self {
+        let mut bench = Self::new(features);
+        bench.audit_every = every;
+        bench.begin();
         bench.give(Event::Adopted(Box::default()));
         bench.give(Event::LinkDump(Vec::new()));
         bench.give(Event::SourceComplete);
@@ -417,7 +440,7 @@ impl Bench {
     /// The process dies; what is out was not carried out. Another one begins, and reads the pins.
     pub fn crash(&mut self) {
         let remembered = self.engine.view().remembered();
-        self.engine = Engine::new(config(self.features));
+        self.begin();
         self.out.clear();
         self.audits.clear();
         let devices = self.links.keys().copied().collect();
