@@ -18,11 +18,12 @@ use tokio::task::JoinHandle;
 use crate::api::hash;
 use crate::clock::{Clock, System};
 use crate::datapath::{
-    self, AgentLock, AttachMode, Datapath, DatapathError, Kernel, Opened, PinError, Sizes,
+    self, AgentLock, AttachMode, Datapath, DatapathError, Hook, Kernel, Opened, PinError, Sizes, filter,
 };
 use crate::driver::lanes::Lanes;
 use crate::driver::{self, Driver, Handle, Identification, Inputs, MetricsSnapshot, Outputs, Snapshot};
 use crate::journal::{self, Journal};
+use crate::netlink::hooks::{self, HookNews};
 use crate::netlink::{self, Counters, Monitor, NetlinkError};
 use crate::preflight;
 use crate::report::file::WriteCounts;
@@ -195,6 +196,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         lock,
     )?;
     kernel.set_debug(settings.debug)?;
+    let hooks = hook_news(&kernel)?;
     let datapath = decorate(kernel)?;
     let adoption = datapath.adopt()?;
     let engine = Engine::new(Config {
@@ -300,6 +302,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             links: monitor.news,
             source: source_receiver,
             wakes: wake_receiver,
+            hooks,
         },
         Outputs {
             lanes,
@@ -347,6 +350,18 @@ fn keep_journal(settings: &Settings, engine: &Engine, now: Now) -> Option<(Journ
     journal::start(options, engine, now)
         .inspect_err(|error| tracing::warn!(%error, "no journal is kept"))
         .ok()
+}
+
+/// News of what others do at the hook that the program is at. What they do in the chain of tcx nobody tells, and their
+/// filters come after it.
+fn hook_news(kernel: &Kernel) -> Result<mpsc::Receiver<HookNews>, NetlinkError> {
+    match kernel.hook() {
+        Hook::Tcx => Ok(mpsc::channel(1).1),
+        Hook::Clsact => {
+            let program = kernel.program_id();
+            hooks::watch(Box::new(move |filter| filter::is_ours(filter, program)))
+        }
+    }
 }
 
 /// Length of each queue to the driver. Who finds it full waits; nothing is dropped.

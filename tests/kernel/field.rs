@@ -2,11 +2,11 @@
 //! figures that are scaled here are named.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use holdfast::datapath::AttachMode;
+use holdfast::datapath::{AttachMode, filter, raw};
 use holdfast_tests::lab::{DNS, WEB};
 use holdfast_tests::objects::Policy;
 use holdfast_tests::tc::{self, Place};
@@ -35,6 +35,7 @@ suite! {
     f54_a_failed_read_closes_nothing,
     f54_all_reads_fail_at_start,
     f25_uninstalled_beside_others,
+    f41_a_foreign_program_is_put_before_ours,
     each_fails_with_its_rule_broken;
     tc [
         f04_gone_while_it_is_attached,
@@ -43,7 +44,9 @@ suite! {
         f10_traffic_survives_sigkill,
         f10_traffic_survives_a_panic,
         f19_a_late_delete_of_the_earlier_incarnation_touches_nothing,
+        f25_our_filter_is_deleted_by_hand,
         f25_uninstalled_beside_others,
+        f41_a_foreign_program_is_put_before_ours,
         f53_an_old_token_never_serves_a_new_device_of_its_number,
         f53_nor_one_of_its_name,
     ]
@@ -525,6 +528,44 @@ fn filters_of_others(lab: &mut Lab) -> anyhow::Result<Vec<tc::Filter>> {
     Ok(filters)
 }
 
+fn f25_our_filter_is_deleted_by_hand() -> anyhow::Result<()> {
+    Lab::new()?
+        .set_up(|lab| {
+            lab.node.chaos("")?;
+            lab.put_objects()?;
+            lab.create_workloads()?;
+            lab.node.start_agent()?;
+            lab.register_all()?;
+            lab.until_programmed()
+        })?
+        .run(|lab| {
+            let ours = Place::ingress(filter::PRIORITY, filter::HANDLE);
+            for whole_qdisc in [true, false] {
+                lab.served(0, 0)?;
+                // So slow that what is said meanwhile can be read.
+                lab.node.chaos("attach@hfc0=slow 700ms")?;
+                if whole_qdisc {
+                    lab.node.rtnl.delete_qdisc("hfc0")?;
+                } else {
+                    lab.node.rtnl.delete_filter("hfc0", ours)?;
+                }
+                let deleted = Instant::now();
+                until(EVENT_BUDGET, "the ack is withdrawn", || {
+                    Ok((lab.node.verdict(DNS)? != "Programmed").then_some(()))
+                })?;
+                say(format_args!("withdrawn after {:?}", deleted.elapsed()));
+                ensure!(lab.node.verdict(WEB)? == "Programmed");
+                lab.node.until_verdict(DNS, "Programmed", 2 * EVENT_BUDGET)?;
+                ensure!(lab.node.programs("hfc0")?.len() == 1);
+                lab.served(0, 0)?;
+            }
+            lab.node.unregister("hfc0")?;
+            lab.node
+                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+            lab.not_served(0, 0)
+        })
+}
+
 fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
     Lab::programmed()?.run(|lab| {
         others_filters(lab)?;
@@ -675,6 +716,107 @@ fn f36_prefixes_that_do_not_fit_fail_as_a_whole() -> anyhow::Result<()> {
     )
 }
 
+// --- F41 ---------------------------------------------------------------------------------------------------
+
+/// By then an audit every second, or news of a filter, have found what is wrong.
+const NOTICED: Duration = EVENT_BUDGET.saturating_mul(2);
+
+/// Somebody's program in front of ours at c0, that lets every packet pass; and its id.
+enum Intruder {
+    Link { _link: OwnedFd },
+    Filter(Place),
+}
+
+fn intrude(lab: &mut Lab) -> anyhow::Result<(Intruder, u32)> {
+    let (program, id) = tc::program(tc::PASS)?;
+    if lab.node.way.attach == AttachMode::Tc {
+        // Of filters of one priority the newest is asked first.
+        let place = Place::ingress(filter::PRIORITY, 1);
+        lab.node.rtnl.filter("hfc0", place, "intruder", program.as_fd())?;
+        return Ok((Intruder::Filter(place), id));
+    }
+    let ifindex = lab.node.rtnl.ifindex("hfc0")?;
+    let attach = || Ok(raw::link_create(program.as_fd(), ifindex)?);
+    let _link = lab.node.space().inside(attach)?;
+    Ok((Intruder::Link { _link }, id))
+}
+
+fn expel(lab: &mut Lab, intruder: Intruder) -> anyhow::Result<()> {
+    match intruder {
+        Intruder::Link { .. } => Ok(()),
+        Intruder::Filter(place) => lab.node.rtnl.delete_filter("hfc0", place),
+    }
+}
+
+fn f41_a_foreign_program_is_put_before_ours() -> anyhow::Result<()> {
+    // Of filters the kernel tells: no audit is needed. Of the chain of tcx it does not.
+    let every = |lab: &Lab| {
+        if lab.node.way.attach == AttachMode::Tc {
+            "30s"
+        } else {
+            "1s"
+        }
+    };
+    Lab::new()?
+        .set_up(|lab| {
+            lab.node.chaos("")?;
+            lab.put_objects()?;
+            lab.create_workloads()?;
+            let every = every(lab);
+            lab.node.launch_agent(&[("HOLDFAST_AUDIT_INTERVAL", every)])?;
+            lab.node.until_ready()?;
+            lab.register_all()?;
+            lab.until_programmed()
+        })?
+        .run(|lab| {
+            lab.served(0, 0)?;
+            let (intruder, id) = intrude(lab)?;
+            let ours = lab.node.programs("hfc1")?;
+            lab.node.until_verdict(DNS, "Failed(ProofFailed)", NOTICED)?;
+            let report = lab.node.report()?;
+            let line = report.as_ref().and_then(|report| report.policy(DNS));
+            let message = line.and_then(|line| line.message.as_deref()).unwrap_or_default();
+            ensure!(
+                message.contains(&format!("program {id} (")) && message.contains("--allow-foreign-before"),
+                "{message}"
+            );
+            // What was said is true, and nothing of somebody else's was touched.
+            ensure!(
+                lab.answered(0, 0, EVENT_BUDGET / 10)?.is_none(),
+                "it does not let packets pass"
+            );
+            ensure!(lab.node.programs("hfc0")? == [&[id][..], &ours].concat());
+            lab.served(1, 0)?;
+            expel(lab, intruder)?;
+            lab.node.until_verdict(DNS, "Programmed", NOTICED)?;
+            lab.served(0, 0)?;
+
+            // Where it is allowed, it is none of our business.
+            lab.node.end_agent(Signal::TERM)?;
+            let (intruder, _) = intrude(lab)?;
+            let every = every(lab);
+            lab.node.launch_agent(&[
+                ("HOLDFAST_AUDIT_INTERVAL", every),
+                ("HOLDFAST_ALLOW_FOREIGN_BEFORE", "true"),
+            ])?;
+            lab.node.until_ready()?;
+            until(NOTICED, "the first audit has seen it", || {
+                let seen = [("kind", "foreign")];
+                Ok((lab.node.metrics()?.count("holdfast_drift_repairs_total", &seen) > 0).then_some(()))
+            })?;
+            lab.until_programmed()?;
+            throughout(NOTICED, "programmed", || {
+                Ok(lab.node.verdict(DNS)? == "Programmed")
+            })?;
+            expel(lab, intruder)?;
+            lab.served(0, 0)?;
+            lab.node.unregister("hfc0")?;
+            lab.node
+                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+            lab.not_served(0, 0)
+        })
+}
+
 // --- F53 ---------------------------------------------------------------------------------------------------
 
 fn f53_an_old_token_never_serves_a_new_device_of_its_number() -> anyhow::Result<()> {
@@ -816,10 +958,13 @@ fn f54_all_reads_fail_at_start() -> anyhow::Result<()> {
 // --- and the proof that they test something ----------------------------------------------------------------
 
 /// Each test, and the rule of the agent that must be broken for it to fail.
-const GUARDED: [(&str, &str); 6] = [
+const GUARDED: [(&str, &str); 9] = [
     ("f08_attaching_fails_for_a_while", "believe-attach"),
     ("f10_traffic_survives_sigterm", "detach-on-exit"),
     ("tc::f10_traffic_survives_sigterm", "detach-on-exit"),
+    ("tc::f25_our_filter_is_deleted_by_hand", "blind-audit"),
+    ("f41_a_foreign_program_is_put_before_ours", "believe-proofs"),
+    ("tc::f41_a_foreign_program_is_put_before_ours", "believe-proofs"),
     ("f53_nor_one_of_its_name", "ignore-host-mac"),
     ("f54_a_failed_read_closes_nothing", "failed-read-is-absent"),
     ("f54_all_reads_fail_at_start", "failed-read-is-absent"),

@@ -118,6 +118,15 @@ impl Engine {
             .extend(slot.map(|slot| Question::Slot { slot, whole }));
     }
 
+    /// What is at the ingress hooks of these devices is looked at at once, where it concerns us.
+    pub(crate) fn hooks_changed(&mut self, ifindexes: &BTreeSet<Ifindex>) {
+        for &ifindex in ifindexes {
+            if self.ports.contains_key(&ifindex) {
+                self.audit_at_once(ifindex, None);
+            }
+        }
+    }
+
     /// An operation about this was sent or answered: what is being looked at may have been before or after it.
     pub(crate) fn stir(&mut self, what: &What) {
         match what {

@@ -260,6 +260,8 @@ impl Engine {
             Event::Answer(op, result) => self.answered(op, result),
             Event::Audited(id, audited) => self.audited(id, audited),
             Event::DevicesDrifted(ifindexes) => self.devices_drifted(&ifindexes),
+            Event::HooksChanged(ifindexes) => self.hooks_changed(&ifindexes),
+            Event::HooksUnknown => self.audit_everything(),
             Event::Tick => {}
         }
     }

@@ -967,6 +967,10 @@ pub enum Event {
     /// The dump that [`Effect::DumpLinks`] asked for found these devices otherwise than had been told; what they are
     /// now follows as [`Event::Link`] and [`Event::LinkGone`].
     DevicesDrifted(BTreeSet<Ifindex>),
+    /// Somebody has changed what is at the ingress hooks of these devices.
+    HooksChanged(BTreeSet<Ifindex>),
+    /// Somebody may have changed what is at any hook: news of it were lost.
+    HooksUnknown,
     /// Time has passed: a deadline may be due.
     Tick,
 }

@@ -330,6 +330,35 @@ fn lost_news_have_everything_looked_at_at_once() {
 // --- what voids an answer ----------------------------------------------------------------------------------
 
 #[test]
+fn news_of_a_hook_has_it_looked_at_at_once() {
+    let mut bench = programmed();
+    // Of a device that is nobody's here nothing is asked.
+    bench.give(Event::HooksChanged(BTreeSet::from([99])));
+    assert_eq!(bench.poll(), []);
+    assert!(bench.audits.is_empty());
+    bench.give(Event::HooksChanged(BTreeSet::from([5, 99])));
+    assert_eq!(bench.poll(), [], "only a look");
+    let (_, beliefs) = bench.audits.front().unwrap().clone();
+    assert!(
+        matches!(
+            beliefs.first(),
+            Some(Belief::Program {
+                ifindex: 5,
+                before: Some(_)
+            })
+        ),
+        "{beliefs:?}"
+    );
+    rest(&mut bench);
+    assert_eq!(drift(&bench), BTreeMap::new());
+    // News that were lost may have been about any.
+    bench.pass(7 * SECOND);
+    bench.give(Event::HooksUnknown);
+    rest(&mut bench);
+    assert!(bench.effects.contains(&Effect::DumpLinks));
+}
+
+#[test]
 fn what_was_written_meanwhile_is_no_drift() {
     let mut bench = programmed();
     next_audit(&mut bench);

@@ -51,6 +51,12 @@ impl Ours {
     }
 }
 
+/// Whether a filter is ours, with this program.
+#[must_use]
+pub fn is_ours(filter: &Filter, program: u32) -> bool {
+    Ours::of(filter).is_some_and(|ours| ours.program == program)
+}
+
 fn in_our_place(filter: &Filter) -> bool {
     (filter.chain, filter.priority, filter.handle) == (0, PRIORITY, HANDLE)
 }

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::clock::Clock;
 use crate::journal::Journal;
 use crate::netlink::LinkNews;
+use crate::netlink::hooks::HookNews;
 use crate::source::{SourceNews, SourceStatus};
 use crate::telemetry;
 
@@ -45,6 +46,8 @@ pub struct Inputs {
     pub source: mpsc::Receiver<SourceNews>,
     /// Ifindexes of which the program saw a token that is not its row's.
     pub wakes: mpsc::Receiver<Ifindex>,
+    /// Devices at whose hooks somebody has changed something; nothing comes where that cannot matter.
+    pub hooks: mpsc::Receiver<HookNews>,
 }
 
 /// Everything that the driver sends to.
@@ -112,6 +115,7 @@ enum Input {
     Link(LinkNews),
     Source(SourceNews),
     Wake(Ifindex),
+    Hooks(HookNews),
     Deadline,
     Stop,
 }
@@ -205,6 +209,7 @@ impl Driver {
             Some(news) = self.inputs.links.recv() => Input::Link(news),
             Some(news) = self.inputs.source.recv() => Input::Source(news),
             Some(ifindex) = self.inputs.wakes.recv() => Input::Wake(ifindex),
+            Some(news) = self.inputs.hooks.recv() => Input::Hooks(news),
             () = sleep => Input::Deadline,
             else => Input::Stop,
         }
@@ -224,7 +229,10 @@ impl Driver {
         if let Ok(news) = self.inputs.source.try_recv() {
             return Some(Input::Source(news));
         }
-        self.inputs.wakes.try_recv().ok().map(Input::Wake)
+        if let Ok(ifindex) = self.inputs.wakes.try_recv() {
+            return Some(Input::Wake(ifindex));
+        }
+        self.inputs.hooks.try_recv().ok().map(Input::Hooks)
     }
 
     /// Nanoseconds until something is due although nothing happens.
@@ -274,6 +282,10 @@ impl Driver {
                 }
             }
             Input::Wake(ifindex) => self.handle(Event::Poke(ifindex), now),
+            Input::Hooks(HookNews::Changed(ifindexes)) => {
+                self.handle(Event::HooksChanged(ifindexes), now);
+            }
+            Input::Hooks(HookNews::Lost) => self.handle(Event::HooksUnknown, now),
             Input::Deadline => self.handle(Event::Tick, now),
             Input::Stop => {}
         }

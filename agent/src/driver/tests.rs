@@ -131,6 +131,7 @@ impl Rig {
                 links: link_receiver,
                 source: source_receiver,
                 wakes: wake_receiver,
+                hooks: mpsc::channel(1).1,
             },
             Outputs {
                 lanes,

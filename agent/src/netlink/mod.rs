@@ -7,6 +7,7 @@
 mod addresses;
 mod dump;
 pub mod find;
+pub mod hooks;
 mod monitor;
 mod parse;
 mod socket;

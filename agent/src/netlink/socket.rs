@@ -8,11 +8,11 @@ use rustix::net::sockopt;
 
 use super::NetlinkError;
 
-/// What is subscribed to, as bits of the mask that bind(2) takes.
+/// What the monitor subscribes to, as bits of the mask that bind(2) takes.
 const GROUPS: u32 =
     group(libc::RTNLGRP_LINK) | group(libc::RTNLGRP_IPV4_IFADDR) | group(libc::RTNLGRP_IPV6_IFADDR);
 
-const fn group(number: libc::c_uint) -> u32 {
+pub(super) const fn group(number: libc::c_uint) -> u32 {
     1 << (number - 1)
 }
 
@@ -43,13 +43,18 @@ pub(super) struct Socket(TokioSocket);
 impl Socket {
     /// A socket that hears of links and addresses: bound to the groups before it is returned.
     pub(super) fn subscribe(receive_buffer: usize) -> Result<Self, NetlinkError> {
+        Self::hear_of(GROUPS, receive_buffer)
+    }
+
+    /// A socket that hears of these groups.
+    pub(super) fn hear_of(groups: u32, receive_buffer: usize) -> Result<Self, NetlinkError> {
         let mut socket = open()?;
         // FORCE goes beyond the system's limit and wants CAP_NET_ADMIN; without it the limit applies.
         let fd = socket.socket_ref();
         sockopt::set_socket_recv_buffer_size_force(fd, receive_buffer)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(fd, receive_buffer))
             .map_err(|errno| failed("size the receive buffer")(errno.into()))?;
-        bind(&mut socket, GROUPS)?;
+        bind(&mut socket, groups)?;
         Ok(Self(socket))
     }
 

@@ -296,6 +296,33 @@ fn tcmsg(payload: &[u8]) -> Result<(TcMessage, &[u8]), Malformed> {
     Ok((message, payload.get(TCMSG..).ok_or(Malformed)?))
 }
 
+/// A notification about the ingress hook of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// The device.
+    pub(super) ifindex: Ifindex,
+    /// The filter that it is about; none if it is about a qdisc.
+    pub(super) filter: Option<Filter>,
+}
+
+/// What a notification is about; none if it is about another hook, or a block that is no device's alone.
+pub(super) fn told(kind: u16, payload: &[u8]) -> Result<Option<Told>, Malformed> {
+    /// `TCM_IFINDEX_MAGIC_BLOCK`.
+    const BLOCK: u32 = 0xffff_ffff;
+    let (message, _) = tcmsg(payload)?;
+    // The qdisc, its hook, or the hook as the older qdisc spells it.
+    let ingress = [PARENT_CLSACT, Hook::Ingress.parent(), HANDLE_CLSACT].contains(&message.parent);
+    let ifindex = message.ifindex;
+    if !ingress || ifindex == 0 || ifindex == BLOCK {
+        return Ok(None);
+    }
+    let filter = match kind {
+        libc::RTM_NEWTFILTER | libc::RTM_DELTFILTER => filter(payload)?,
+        _ => None,
+    };
+    Ok(Some(Told { ifindex, filter }))
+}
+
 fn kind_of(attributes: &[u8]) -> Result<Option<String>, Malformed> {
     for attribute in (Attributes { rest: attributes }) {
         let (kind, value) = attribute.ok_or(Malformed)?;
