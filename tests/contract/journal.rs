@@ -378,6 +378,7 @@ impl World {
             kind: LinkKind::Veth { peer_elsewhere: true },
             master: None,
             mtu: 1500,
+            ipv6: true,
         };
         self.fake.add_device(Device { ifindex, mac });
         self.links.insert(ifindex, link.clone());

@@ -162,6 +162,7 @@ fn a_link_is_followed_from_its_making_to_its_end() -> anyhow::Result<()> {
                 kind: LinkKind::Veth { peer_elsewhere },
                 master: None,
                 mtu: 1500,
+                ipv6: true,
             },
             "{made:?}"
         );

@@ -27,6 +27,7 @@ suite! {
     f37_answers_reach_their_owner_whoever_uses_its_address,
     f39_a_producer_behind_a_bridge,
     f39_a_producer_whose_host_side_has_no_ipv6,
+    f39_what_no_ipv6_leads_to_is_never_said_to_be_served,
     f39_a_producer_that_answers_for_its_own_addresses_only,
     f40_a_guest_is_judged_like_any_other,
     f42_the_nodes_own_addresses_are_never_captured,
@@ -628,13 +629,34 @@ fn f39_a_producer_behind_a_bridge() -> anyhow::Result<()> {
 }
 
 fn f39_a_producer_whose_host_side_has_no_ipv6() -> anyhow::Result<()> {
-    served_on_every_way(
-        |_| {},
-        |lab| {
-            let node = lab.node.space();
-            node.inside(|| sysctl::write("ipv6/conf/hfp0/disable_ipv6", "1"))
-        },
-    )
+    served_on_every_way(|producer| producer.no_ipv6 = true, |_| Ok(()))
+}
+
+fn f39_what_no_ipv6_leads_to_is_never_said_to_be_served() -> anyhow::Result<()> {
+    let by_tap = |workload: &mut Workload| {
+        relink(workload, Link::Tap(Frames::Whole));
+        workload.no_ipv6 = true;
+    };
+    let said = |lab: &Lab| -> anyhow::Result<String> {
+        let report = lab.node.report()?.context("no report")?;
+        let line = report.policy(DNS).context("no such policy")?;
+        Ok(line.message.clone().unwrap_or_default())
+    };
+    scene(|lab| by_tap(&mut lab.producers[0]))?.run(|lab| {
+        lab.put_objects()?;
+        becomes(lab, DNS, "Held(NoReadyProducer)")?;
+        ensure!(said(lab)?.contains("no IPv6"), "{}", said(lab)?);
+        // The other family is served.
+        answered_by(space_of(lab)?, lab.services[0].v4(), 1)?;
+        silent(space_of(lab)?, lab.services[0].v6(), &lab.serving)
+    })?;
+    scene(|lab| by_tap(&mut lab.consumers[0]))?.run(|lab| {
+        lab.put_objects()?;
+        becomes(lab, DNS, "Failed(Unsupported)")?;
+        ensure!(said(lab)?.contains("no IPv6"), "{}", said(lab)?);
+        lab.not_served(0, 0)?;
+        lab.served(1, 0)
+    })
 }
 
 fn f39_a_producer_that_answers_for_its_own_addresses_only() -> anyhow::Result<()> {

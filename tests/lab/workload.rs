@@ -60,6 +60,8 @@ pub struct Workload {
     pub link: Link,
     /// The node must ask for its hardware address, as most CNIs leave it.
     pub asked_for: bool,
+    /// There is no IPv6 on its host side.
+    pub no_ipv6: bool,
     number: u8,
     guest: Option<Guest>,
     space: Option<Space>,
@@ -84,6 +86,7 @@ impl Workload {
             incarnation: 0,
             link: Link::default(),
             asked_for: false,
+            no_ipv6: false,
             number,
             guest: None,
             space: None,
@@ -177,6 +180,10 @@ impl Workload {
             let bridge = bridge(node)?;
             node.rtnl.set_master(&self.interface, bridge)?;
         }
+        if self.no_ipv6 {
+            let name = format!("ipv6/conf/{}/disable_ipv6", self.interface);
+            node.space().inside(|| sysctl::write(&name, "1"))?;
+        }
         let host = node.rtnl.device(&self.interface)?.context("the link is gone")?;
         self.set_up_inside(&space, host.mac)?;
         self.space = Some(space);
@@ -190,7 +197,8 @@ impl Workload {
     pub fn up(&self, node: &mut Node) -> anyhow::Result<()> {
         node.rtnl.up(&self.interface)?;
         if self.link != Link::Bridged {
-            for (address, prefix) in self.addresses.into_iter().zip([32, 128]) {
+            let addresses = self.addresses.into_iter().zip([32, 128]);
+            for (address, prefix) in addresses.take(if self.no_ipv6 { 1 } else { 2 }) {
                 node.rtnl.route(address, prefix, None, &self.interface)?;
                 if !self.asked_for {
                     node.rtnl.neighbour(address, self.mac(), &self.interface)?;

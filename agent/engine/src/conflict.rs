@@ -1,8 +1,10 @@
 //! Who has the right: of two attachments to one interface or address, of two policies to one destination.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use crate::engine::Engine;
+use crate::families::Families;
 use crate::gate::{Known, of_device};
 use crate::model::{Destination, FailReason, Features, Ifindex, Incarnation, PolicySpec, RouteKey};
 use crate::objects::{AttachmentId, AttachmentState, PolicyId, PolicyState};
@@ -114,7 +116,7 @@ impl Engine {
                 wanted: BTreeSet::new(),
                 conflict: None,
                 refused: None,
-                unreachable: self.unreachable(port, attachment),
+                unreachable: None,
             };
             if let Some(spec) = &state.spec {
                 // What cannot be done is claimed all the same, closed: it fails closed.
@@ -123,6 +125,8 @@ impl Engine {
                     claim.refused = Some((FailReason::Unsupported, message.clone()));
                 }
             }
+            let families = Families::of(claim.wanted.iter().map(RouteKey::address));
+            claim.unreachable = self.unreachable(port, attachment, families);
             let winner = claim.wanted.iter().find_map(|key| {
                 let owner = &claims.intents[*claims.keys.get(key)?];
                 (owner.policy != *policy).then_some((key, owner.policy))
@@ -180,9 +184,9 @@ impl Engine {
         claims
     }
 
-    /// Why answers cannot be delivered to this consumer.
-    fn unreachable(&self, port: &Port, attachment: &AttachmentState) -> Option<String> {
-        self.answers_via(port)?;
+    /// Why answers of these families cannot be delivered to this consumer.
+    fn unreachable(&self, port: &Port, attachment: &AttachmentState, families: Families) -> Option<String> {
+        let via = self.answers_via(port)?;
         let object = &attachment.object;
         if !self.config.features.neighbour_delivery {
             return Some(format!(
@@ -190,12 +194,20 @@ impl Engine {
                 object.interface
             ));
         }
-        object.addresses.is_empty().then(|| {
-            format!(
-                "answers reach interface {} by the address of its workload, and attachment {} names none",
-                object.interface, object.name
-            )
-        })
+        let lacks = if object.addresses.is_empty() {
+            format!("attachment {} names none", object.name)
+        } else if families.v6
+            && !self.interfaces.speaks_ipv6(via)
+            && object.addresses.iter().any(IpAddr::is_ipv6)
+        {
+            format!("device {via}, by which they leave, has no IPv6")
+        } else {
+            return None;
+        };
+        Some(format!(
+            "answers reach interface {} by the address of its workload, and {lacks}",
+            object.interface
+        ))
     }
 
     /// Decides who of several attachments has the right to an interface, and to their addresses.
@@ -310,7 +322,7 @@ impl Engine {
         })
     }
 
-    fn judge_sharers(&mut self, id: AttachmentId, addresses: &BTreeSet<std::net::IpAddr>) {
+    fn judge_sharers(&mut self, id: AttachmentId, addresses: &BTreeSet<IpAddr>) {
         for address in addresses {
             for other in self.objects.by_address.get(address).into_iter().flatten() {
                 if *other != id

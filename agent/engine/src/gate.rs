@@ -108,6 +108,7 @@ mod tests {
             kind: LinkKind::Tap,
             master: None,
             mtu: 1500,
+            ipv6: true,
         }
     }
 

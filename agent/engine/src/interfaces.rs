@@ -51,6 +51,11 @@ impl Interfaces {
             .is_some_and(|link| link.kind == LinkKind::Bridge)
     }
 
+    /// Whether there is IPv6 on a device.
+    pub(crate) fn speaks_ipv6(&self, ifindex: Ifindex) -> bool {
+        self.link(ifindex).is_some_and(|link| link.ipv6)
+    }
+
     /// Names of the ports of a device.
     fn names_of_ports(&self, master: Ifindex) -> impl Iterator<Item = String> + '_ {
         let ports = self.ports.get(&master).into_iter().flatten();
@@ -115,9 +120,10 @@ impl Interfaces {
             self.contested.insert(link.name.clone());
         }
         change.names.insert(link.name.clone());
-        let was_bridge = self.is_bridge(link.ifindex);
-        if was_bridge != (link.kind == LinkKind::Bridge) {
-            // Its ports are reached by it from now on, or no longer.
+        let is_bridge = link.kind == LinkKind::Bridge;
+        let spoke_ipv6 = self.speaks_ipv6(link.ifindex);
+        if self.is_bridge(link.ifindex) != is_bridge || is_bridge && spoke_ipv6 != link.ipv6 {
+            // Its ports are reached by it from now on, or no longer, or by other families.
             change.names.extend(self.names_of_ports(link.ifindex));
         }
         let before = self.links.get(&link.ifindex).and_then(|old| old.master);
@@ -184,6 +190,7 @@ mod tests {
             kind: LinkKind::Other,
             master: None,
             mtu: 1500,
+            ipv6: true,
         }
     }
 

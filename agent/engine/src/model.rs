@@ -467,6 +467,8 @@ pub struct Link {
     pub master: Option<Ifindex>,
     /// MTU in bytes.
     pub mtu: u32,
+    /// It speaks IPv6: without, it has no IPv6 neighbours.
+    pub ipv6: bool,
 }
 
 /// What a device is, as the kernel says (`IFLA_INFO_KIND`).

@@ -521,6 +521,8 @@ impl Engine {
             });
         let mut ready = None;
         let mut coming = false;
+        // Where there is none, there is no neighbour with such an address.
+        let has_ipv6 = via.is_none_or(|device| self.interfaces.speaks_ipv6(device));
         port.hangs_on_identity = false;
         for id in &ids {
             let Some(state) = self.objects.attachments.get(id) else {
@@ -545,7 +547,13 @@ impl Engine {
                     token,
                     mac,
                     address_v4: state.object.addresses.iter().find(|a| a.is_ipv4()).copied(),
-                    address_v6: state.object.addresses.iter().find(|a| a.is_ipv6()).copied(),
+                    address_v6: state
+                        .object
+                        .addresses
+                        .iter()
+                        .find(|a| a.is_ipv6())
+                        .copied()
+                        .filter(|_| has_ipv6),
                     via,
                 });
             }

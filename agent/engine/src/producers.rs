@@ -538,8 +538,14 @@ impl Engine {
             let serves = member.families().within(families);
             let lacks = families.without(serves);
             if !lacks.is_empty() {
+                let named = Families::of(attachment.object.addresses.iter().copied());
+                let why = if lacks.within(named).is_empty() {
+                    format!("names none of {lacks}")
+                } else {
+                    "there is no IPv6 on the way to it".to_owned()
+                };
                 unreached = Some(format!(
-                    "producer {} is reached by its address on interface {}, and names none of {lacks}",
+                    "producer {} is reached by its address on interface {}, and {why}",
                     attachment.object.name, attachment.object.interface
                 ));
             }

@@ -296,6 +296,7 @@ fn link(ifindex: Ifindex, name: &str, number: u8) -> Link {
         kind: LinkKind::Veth { peer_elsewhere: true },
         master: None,
         mtu: 1500,
+        ipv6: true,
     }
 }
 

@@ -63,6 +63,7 @@ fn link(ifindex: u32, name: &str, mtu: u32) -> Link {
         kind: LinkKind::Veth { peer_elsewhere: true },
         master: None,
         mtu,
+        ipv6: true,
     }
 }
 

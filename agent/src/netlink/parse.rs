@@ -15,6 +15,10 @@ const IFINFO_HEADER: usize = 16;
 const IFADDR_HEADER: usize = 8;
 const ATTRIBUTE_HEADER: usize = 4;
 
+/// From `linux/if_link.h` and `linux/ipv6.h`: an array of the settings of a device, by these numbers.
+const IFLA_INET6_CONF: u16 = 2;
+const DEVCONF_DISABLE_IPV6: usize = 26;
+
 const NLMSG_NOOP: u16 = libc::NLMSG_NOOP as u16;
 pub(super) const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
 pub(super) const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
@@ -162,6 +166,7 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
     let mut peer = None;
     let mut master = None;
     let mut mtu = None;
+    let mut ipv6 = false;
     for attribute in (Attributes { rest: attributes }) {
         let (kind_of, value) = attribute?;
         match kind_of {
@@ -175,6 +180,7 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
             // Only there when the other end is in another namespace, whether that has a number yet or not.
             libc::IFLA_LINK_NETNSID => peer_elsewhere = true,
             libc::IFLA_LINKINFO => kind = info_kind(value)?,
+            libc::IFLA_AF_SPEC => ipv6 = speaks_ipv6(value)?,
             _ => {}
         }
     }
@@ -192,6 +198,7 @@ fn link(ifindex: Ifindex, flags: u32, attributes: &[u8]) -> Option<Content> {
         },
         master,
         mtu: mtu?,
+        ipv6,
     };
     // `veth_dellink` cuts the two ends apart before it tells of either (`veth_get_iflink` then says 0).
     let is_veth = matches!(link.kind, LinkKind::Veth { .. });
@@ -260,6 +267,27 @@ fn info_kind(nested: &[u8]) -> Option<Option<&[u8]>> {
         }
     }
     Some(None)
+}
+
+/// Whether there is IPv6 on a device, from its `IFLA_AF_SPEC`: it has a part for the family (not, for instance, with an MTU
+/// below 1280), and `disable_ipv6` is not set. `None` = malformed.
+fn speaks_ipv6(nested: &[u8]) -> Option<bool> {
+    let settings = |part| -> Option<bool> {
+        for attribute in (Attributes { rest: part }) {
+            let (kind, value) = attribute?;
+            if kind == IFLA_INET6_CONF {
+                return Some(i32_at(value, DEVCONF_DISABLE_IPV6 * size_of::<i32>())? == 0);
+            }
+        }
+        Some(true)
+    };
+    for attribute in (Attributes { rest: nested }) {
+        let (family, part) = attribute?;
+        if i32::from(family) == libc::AF_INET6 {
+            return settings(part);
+        }
+    }
+    Some(false)
 }
 
 /// The kernel takes any 1 to 15 bytes but `/`, `:` and white space (`dev_valid_name`). One that is not UTF-8 is spelled
@@ -352,6 +380,7 @@ mod tests {
             kind: LinkKind::Veth { peer_elsewhere: true },
             master: None,
             mtu: 1500,
+            ipv6: true,
         }
     }
 

@@ -452,6 +452,7 @@ mod tests {
             kind: LinkKind::Other,
             master: None,
             mtu: 1500,
+            ipv6: false,
         }
     }
 

@@ -181,6 +181,7 @@ pub fn veth(ifindex: Ifindex, name: &str, n: u8) -> Link {
         kind: LinkKind::Veth { peer_elsewhere: true },
         master: None,
         mtu: 1500,
+        ipv6: true,
     }
 }
 

@@ -657,3 +657,45 @@ fn a_consumer_that_no_answer_reaches_fails_closed_and_is_held_while_it_is_not_re
     bench.run();
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
+
+#[test]
+fn f39_a_device_without_ipv6_leads_to_no_ipv6_neighbour() {
+    let without = |link| Link { ipv6: false, ..link };
+    let mut bench = both_families(&["10.0.0.5", "fd00::5"], &["10.0.0.6", "fd00::6"]);
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.give(Event::Link(without(tap(6, "hfdns", 6))));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::NoReadyProducer)
+    );
+    assert_eq!(
+        message(&bench, "dns"),
+        "producer shop/dns is reached by its address on interface hfdns, and there is no IPv6 on the way to it"
+    );
+    bench.give(Event::Link(tap(6, "hfdns", 6)));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+
+    // Behind a bridge it is the bridge that counts; and answers have the same way.
+    let port = |link| Link {
+        master: Some(9),
+        ..without(link)
+    };
+    let bridge = Link {
+        kind: LinkKind::Bridge,
+        ..veth(9, "hfbr", 9)
+    };
+    bench.give(Event::Link(bridge.clone()));
+    bench.give(Event::Link(port(tap(6, "hfdns", 6))));
+    bench.give(Event::Link(port(tap(5, "hfweb", 5))));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.give(Event::Link(without(bridge)));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::Unsupported));
+    assert_eq!(
+        message(&bench, "dns"),
+        "answers reach interface hfweb by the address of its workload, and device 9, by which they leave, has no IPv6"
+    );
+}
