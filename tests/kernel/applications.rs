@@ -20,6 +20,7 @@ suite! {
     f34_a_gigabyte_with_and_without_offloads,
     f34_segments_of_several_sizes,
     long_connections_outlive_the_agent,
+    a_lost_segment_is_noticed,
 }
 
 /// The hold that ends each of these tests.
@@ -226,8 +227,25 @@ fn transfer(spaces: &[Space; 2], to: SocketAddr, bytes: u64) -> anyhow::Result<(
     Ok((took, size))
 }
 
+/// The usual scene with an audit every second, of which traffic must not notice anything.
+fn audited() -> anyhow::Result<Lab> {
+    Lab::new()?.set_up(|lab| {
+        lab.put_objects()?;
+        lab.create_workloads()?;
+        lab.node.launch_agent(&[("HOLDFAST_AUDIT_INTERVAL", "1s")])?;
+        lab.node.until_ready()?;
+        lab.register_all()?;
+        lab.until_programmed()
+    })
+}
+
+/// F34 counts segments. It is run with audits that hold for 20 ms whatever they look at, and must fail.
+fn a_lost_segment_is_noticed() -> anyhow::Result<()> {
+    suite::each_fails(&[("f34_a_gigabyte_with_and_without_offloads", "audits-hold")])
+}
+
 fn f34_a_gigabyte_with_and_without_offloads() -> anyhow::Result<()> {
-    Lab::programmed()?.run(|lab| {
+    audited()?.run(|lab| {
         let (_sinks, spaces) = sink(lab)?;
         for to in lab.services[0].both() {
             let before = count(&spaces)?;

@@ -1118,8 +1118,12 @@ fn a_packet_too_big_for_its_producer_is_answered() -> anyhow::Result<()> {
 // --- and the proof that they test something ----------------------------------------------------------------------------
 
 /// Each test, and the rule of the agent that must be broken for it to fail.
-const GUARDED: [(&str, &str); 5] = [
+const GUARDED: [(&str, &str); 6] = [
     ("f33_what_keeps_a_link_alive_passes_untouched", "forget-locals"),
+    (
+        "f35_the_most_specific_prefix_of_the_own_family_wins",
+        "forget-prefixes; believe-proofs",
+    ),
     (
         "f37_answers_reach_their_owner_whoever_uses_its_address",
         "forget-sources; believe-proofs",

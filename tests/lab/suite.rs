@@ -240,7 +240,8 @@ fn no_agent() -> Option<Reason> {
 /// Runs tests of this executable with a rule broken that each guards ([`BREAK`]): every one of them must fail.
 ///
 /// # Errors
-/// When one passes, or there is no test of that name.
+/// When one passes, or only fails because the agent ends (a rule of an agent that is older than the test, say), or there
+/// is no test of that name.
 pub fn each_fails(guarded: &[(&str, &str)]) -> anyhow::Result<()> {
     for (test, rule) in guarded {
         let output = Command::new(std::env::current_exe()?)
@@ -255,6 +256,10 @@ pub fn each_fails(guarded: &[(&str, &str)]) -> anyhow::Result<()> {
         );
         let why = said.lines().rfind(|line| line.contains("because"));
         let why = why.unwrap_or_default();
+        ensure!(
+            !why.contains("the agent has ended"),
+            "{test} fails because the agent does not live with it: {rule}"
+        );
         say(format_args!("{test} sees that {rule}: {}", why.trim()));
     }
     Ok(())

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_ebpf::abi::pin;
 use holdfast_engine::belief::{Audited, Belief};
-use holdfast_engine::model::{Adoption, Ifindex, Op, OpDone, OpError, OpResult, RegistryRead};
+use holdfast_engine::model::{Adoption, Ifindex, Op, OpDone, OpError, OpResult, RegistryRead, Row};
 use rustix::io::Errno;
 
 use super::{Datapath, DatapathError, Stats};
@@ -50,10 +50,14 @@ pub enum Broken {
     ForgetLocals,
     /// `forget-sources`: rows say nothing of the addresses that a consumer may use.
     ForgetSources,
+    /// `forget-prefixes`: rows say nothing of the prefixes of a consumer.
+    ForgetPrefixes,
     /// `all-are-peers`: everybody is said to be reached at the other end of a veth.
     AllArePeers,
     /// `blind-audit`: audits find nothing, also among the devices.
     BlindAudit,
+    /// `audits-hold`: an audit closes for a moment every row that it looks at.
+    AuditsHold,
     /// `deaf-links`: what the kernel tells of devices is not heard.
     DeafLinks,
     /// `keep-rows`: no row is ever written again or deleted once it is open.
@@ -61,7 +65,7 @@ pub enum Broken {
 }
 
 impl Broken {
-    const ALL: [(&'static str, Self); 12] = [
+    const ALL: [(&'static str, Self); 14] = [
         ("detach-on-exit", Self::DetachOnExit),
         ("ignore-host-mac", Self::IgnoreHostMac),
         ("failed-read-is-absent", Self::FailedReadIsAbsent),
@@ -70,8 +74,10 @@ impl Broken {
         ("forget-pins", Self::ForgetPins),
         ("forget-locals", Self::ForgetLocals),
         ("forget-sources", Self::ForgetSources),
+        ("forget-prefixes", Self::ForgetPrefixes),
         ("all-are-peers", Self::AllArePeers),
         ("blind-audit", Self::BlindAudit),
+        ("audits-hold", Self::AuditsHold),
         ("deaf-links", Self::DeafLinks),
         ("keep-rows", Self::KeepRows),
     ];
@@ -380,6 +386,8 @@ impl Chaos {
         match &mut op {
             Op::WriteRow { row, .. } => {
                 row.has_sources &= !self.is_broken(Broken::ForgetSources);
+                row.has_prefixes_v4 &= !self.is_broken(Broken::ForgetPrefixes);
+                row.has_prefixes_v6 &= !self.is_broken(Broken::ForgetPrefixes);
                 row.via = row.via.filter(|_| !all_are_peers);
             }
             Op::WriteBackends { backends } if all_are_peers => {
@@ -552,7 +560,12 @@ impl Datapath for Chaos {
                 unreadable: Some(format!("on purpose: {}", std::io::Error::from(errno))),
                 ..Audited::default()
             },
-            None => self.inside.audit(beliefs),
+            None => {
+                if self.is_broken(Broken::AuditsHold) {
+                    self.hold_for_a_moment(beliefs);
+                }
+                self.inside.audit(beliefs)
+            }
         }
     }
 
@@ -571,6 +584,31 @@ impl Datapath for Chaos {
 
     fn set_debug(&self, level: u64) -> Result<(), DatapathError> {
         self.inside.set_debug(level)
+    }
+}
+
+impl Chaos {
+    /// Closes the rows that are believed open, and opens them again.
+    fn hold_for_a_moment(&self, beliefs: &[Belief]) {
+        const MOMENT: Duration = Duration::from_millis(20);
+        let open: Vec<(Ifindex, Row)> = beliefs
+            .iter()
+            .filter_map(|belief| match belief {
+                Belief::Row { ifindex, row } => {
+                    row.filter(|row| row.token.is_some()).map(|row| (*ifindex, row))
+                }
+                _ => None,
+            })
+            .collect();
+        let write = |ifindex, row| self.inside.carry_out(&Op::WriteRow { ifindex, row });
+        for &(ifindex, row) in &open {
+            // One that cannot be closed is not held: the test that should fail says so.
+            let _ = write(ifindex, Row { token: None, ..row });
+        }
+        thread::sleep(MOMENT);
+        for &(ifindex, row) in &open {
+            let _ = write(ifindex, row);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
@@ -156,6 +156,8 @@ impl Batch {
 pub struct Journal {
     encoder: Encoder,
     sender: SyncSender<Batch>,
+    /// Batches that are not written yet.
+    queued: Arc<AtomicUsize>,
     /// The writer would like to begin a segment.
     wanted: Arc<AtomicBool>,
     /// The batch that is being encoded begins a life.
@@ -182,17 +184,18 @@ pub fn start(options: Options, engine: &Engine, now: Now) -> Result<(Journal, Jo
     let (sender, receiver) = sync_channel(QUEUE);
     let largest = usize::try_from(options.limit / 2).unwrap_or(usize::MAX);
     let directory = options.directory.clone();
+    let mut journal = Journal::to(sender, largest, Arc::clone(&wanted));
     let writer = Writer {
         options,
         next,
         segment: None,
-        wanted: Arc::clone(&wanted),
+        queued: Arc::clone(&journal.queued),
+        wanted,
     };
     let thread = std::thread::Builder::new()
         .name("journal".to_owned())
         .spawn(move || writer.run(&receiver))
         .map_err(JournalError::io("start a thread for", &directory))?;
-    let mut journal = Journal::to(sender, largest, wanted);
     journal.begin(engine, now);
     Ok((journal, thread))
 }
@@ -203,6 +206,7 @@ impl Journal {
         Self {
             encoder: Encoder::new(largest),
             sender,
+            queued: Arc::default(),
             wanted,
             begins: true,
             lost: 0,
@@ -228,6 +232,12 @@ impl Journal {
                 "what goes into the engine at once does not fit: --journal-bytes is too small for this node",
             );
         }
+    }
+
+    /// Batches that are not written yet.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
     }
 
     fn give_up(&mut self, why: &str) {
@@ -287,9 +297,13 @@ impl Journal {
 
     /// Says whether it is on its way.
     fn send(&mut self, batch: Batch) -> bool {
+        self.queued.fetch_add(1, Ordering::Relaxed);
         match self.sender.try_send(batch) {
             Ok(()) => true,
-            Err(TrySendError::Full(_)) => false,
+            Err(TrySendError::Full(_)) => {
+                self.queued.fetch_sub(1, Ordering::Relaxed);
+                false
+            }
             Err(TrySendError::Disconnected(_)) => {
                 // The writer has said why.
                 self.over = true;
@@ -305,6 +319,7 @@ struct Writer {
     options: Options,
     next: u64,
     segment: Option<Segment>,
+    queued: Arc<AtomicUsize>,
     wanted: Arc<AtomicBool>,
 }
 
@@ -325,6 +340,7 @@ impl Writer {
                 tracing::warn!(%error, "the journal ends");
                 return;
             }
+            self.queued.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
