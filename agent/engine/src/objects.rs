@@ -471,6 +471,8 @@ impl Engine {
                     port.ready = None;
                     port.coming = false;
                 }
+                // What is to be taken away now is a new operation, whatever failed before.
+                port.unblock();
             }
             self.dirty_producers_of(ifindex);
             self.dirty.ports.insert(ifindex);

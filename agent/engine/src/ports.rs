@@ -585,6 +585,8 @@ impl Engine {
                 port.ready = None;
                 port.coming = false;
             }
+            // What is to be taken away now is a new operation, whatever failed before.
+            port.unblock();
         }
         if let Some(before) = before {
             self.dirty_producers_of(before);

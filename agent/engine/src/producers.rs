@@ -637,8 +637,14 @@ impl Engine {
             state.unread = stays && unreadable.is_none();
             state.unreadable = unreadable;
         }
-        if !stays && knows_content {
+        if !knows_content {
+            return;
+        }
+        if !stays {
             self.drive(id, slot, ready);
+        } else if self.slots.get(&slot).is_some_and(|slot| slot.cell.is(&None)) {
+            // There is nothing yet that could stay; destinations can be claimed all the same.
+            self.write_selector(id, slot, Selected::default(), None, true);
         }
     }
 
@@ -915,7 +921,7 @@ impl Engine {
             .last()
             .into_iter()
             .flat_map(|set| set.members.values())
-            .chain(&slot_state.draining)
+            .chain(slot_state.draining.iter().filter(|id| self.drains(id)))
             .filter(|id| self.backends.get(id).is_some_and(|backend| backend.unsure))
             .copied()
             .collect();
@@ -978,6 +984,14 @@ impl Engine {
             let selected = value.selected;
             self.write_selector(id, slot, selected, None, false);
         }
+    }
+
+    /// Whether flows may still stay with a backend that left.
+    fn drains(&self, id: &BackendId) -> bool {
+        self.backends.get(id).is_some_and(|backend| {
+            let until = backend.content.drain_until;
+            backend.phase == Phase::Draining && until.is_some_and(|until| until > self.now.boot)
+        })
     }
 
     /// Writes the slots of the selected set once more, in their place.

@@ -1,0 +1,424 @@
+//! What happens next, as a tape chooses it.
+
+use std::collections::BTreeSet;
+
+use crate::kernel::{OpKind, Outcome};
+use crate::script::{Action, Addresses, SERVICES, Setup, Spec, WorldLane};
+use crate::tape::Tape;
+use crate::world::World;
+
+/// Interfaces of the workloads.
+const INTERFACES: [&str; 6] = ["hf0", "hf1", "hf2", "hf3", "hf4", "hf5"];
+const POLICIES: [&str; 5] = ["p0", "p1", "p2", "p3", "other/p4"];
+
+/// What kind of run this is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mood {
+    faults: bool,
+    crashes: bool,
+    /// Two attachments of one interface or address.
+    contests: bool,
+    /// Devices and identities change often.
+    churn: u32,
+    /// How often everything is worked off at once.
+    calm: u32,
+}
+
+/// Makes actions.
+pub(crate) struct Generator<'a> {
+    tape: Tape<'a>,
+    mood: Mood,
+    /// The first actions, which make a world in which something works.
+    prologue: Vec<Action>,
+}
+
+impl<'a> Generator<'a> {
+    /// With the setup of the world that it is for.
+    pub(crate) fn new(mut tape: Tape<'a>) -> (Self, Setup) {
+        let mut setup = Setup {
+            several_producers: tape.one_in(5),
+            ..Setup::default()
+        };
+        if tape.one_in(10) {
+            setup.policies = 3;
+            setup.slots = if setup.several_producers { 3000 } else { 5 };
+            setup.backends = 6;
+        }
+        let mood = Mood {
+            faults: tape.one_in(2),
+            crashes: tape.one_in(2),
+            contests: tape.one_in(4),
+            churn: *tape.pick(&[2, 6, 12]),
+            calm: *tape.pick(&[1, 4, 12]),
+        };
+        let mut generator = Self {
+            tape,
+            mood,
+            prologue: Vec::new(),
+        };
+        generator.prologue = generator.beginning();
+        generator.prologue.reverse();
+        (generator, setup)
+    }
+
+    fn beginning(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let start = Action::Start {
+            policies_first: self.tape.one_in(2),
+            saved: false,
+        };
+        let late = self.tape.one_in(3);
+        if !late {
+            actions.push(start.clone());
+        }
+        let devices = 2 + self.tape.below(4);
+        for (number, interface) in (0_u8..).zip(&INTERFACES[..devices as usize]) {
+            let identity = self.tape.one_in(2).then_some(number % 4 + 1);
+            actions.push(Action::Create {
+                interface: (*interface).into(),
+                reuse: true,
+                down: self.tape.one_in(12),
+                no_carrier: self.tape.one_in(12),
+                tap: self.tape.one_in(24),
+            });
+            if !self.tape.one_in(8) {
+                actions.push(Action::Register {
+                    interface: (*interface).into(),
+                    identity,
+                    poke: self.tape.one_in(2),
+                    shared: self.tape.one_in(16),
+                });
+            }
+            let app = match number {
+                0 => "web",
+                1 => "dns",
+                _ => *self.tape.pick(&["web", "api", "dns", "log"]),
+            };
+            actions.push(Action::PutAttachment {
+                name: format!("a{number}"),
+                interface: (*interface).into(),
+                identity,
+                app: app.into(),
+                addresses: Addresses::Own,
+                fresh: false,
+            });
+        }
+        for _ in 0..1 + self.tape.below(3) {
+            actions.push(self.put_policy());
+        }
+        if late {
+            actions.push(start);
+        }
+        if self.tape.one_in(2) {
+            actions.push(Action::Calm);
+        }
+        actions
+    }
+
+    fn interface(&mut self) -> String {
+        (*self.tape.pick(&INTERFACES)).into()
+    }
+
+    fn put_policy(&mut self) -> Action {
+        let several = self.tape.below(3) + 1;
+        let mut destinations = BTreeSet::new();
+        for _ in 0..several {
+            destinations.insert(self.tape.below(u32::from(SERVICES)) as u8);
+        }
+        if self.tape.one_in(30) {
+            destinations.insert(SERVICES);
+        }
+        Action::PutPolicy {
+            name: (*self.tape.pick(&POLICIES)).into(),
+            spec: Spec {
+                consumers: (*self.tape.pick(&["web", "web", "web|api", "api", "any", "!dns"])).into(),
+                producers: (*self
+                    .tape
+                    .pick(&["dns", "dns", "log", "log", "dns|log", "api", "any"]))
+                .into(),
+                destinations,
+                pass: self.tape.one_in(6),
+                cut: self.tape.one_in(3),
+                deadline_s: *self.tape.pick(&[1, 5, 8]),
+                drain_s: *self.tape.pick(&[0, 0, 2, 4]),
+                translate: self.tape.one_in(40),
+            },
+            fresh: self.tape.one_in(6),
+            old: self.tape.one_in(6),
+        }
+    }
+
+    fn put_attachment(&mut self) -> Action {
+        let number = self.tape.below(INTERFACES.len() as u32) as u8;
+        let other = self.mood.contests && self.tape.one_in(5);
+        let interface = if other {
+            self.interface()
+        } else {
+            INTERFACES[number as usize].to_owned()
+        };
+        Action::PutAttachment {
+            name: format!("a{number}"),
+            interface,
+            identity: self.identity(number),
+            app: (*self
+                .tape
+                .pick(&["web", "web", "api", "dns", "dns", "log", "none"]))
+            .into(),
+            addresses: match self.tape.below(12) {
+                0 => Addresses::More,
+                1 => Addresses::Other,
+                2 => Addresses::None,
+                3 if self.mood.contests => Addresses::Shared,
+                _ => Addresses::Own,
+            },
+            fresh: self.tape.one_in(3),
+        }
+    }
+
+    /// Mostly the one that goes with the interface.
+    fn identity(&mut self, number: u8) -> Option<u8> {
+        match self.tape.below(8) {
+            0 => Some(self.tape.below(4) as u8 + 1),
+            1..=4 => Some(number % 4 + 1),
+            _ => None,
+        }
+    }
+
+    /// What happens next in this world.
+    pub(crate) fn next(&mut self, world: &World) -> Action {
+        if let Some(action) = self.prologue.pop() {
+            return action;
+        }
+        if !world.is_up() && self.tape.one_in(3) {
+            return Action::Start {
+                policies_first: self.tape.one_in(2),
+                saved: self.tape.one_in(3),
+            };
+        }
+        let waiting = world.waiting();
+        let busy = waiting.links
+            + waiting.source
+            + waiting.pokes
+            + waiting.asks
+            + waiting.jobs.iter().sum::<usize>()
+            + waiting.answers.iter().sum::<usize>()
+            + usize::from(waiting.handled);
+        let order = if busy > 0 { 80 } else { 0 };
+        let weights = [
+            order,
+            self.mood.churn,
+            self.mood.churn.div_ceil(2),
+            if self.mood.crashes { 1 } else { 0 },
+            if self.mood.faults { 2 } else { 0 },
+            2,
+            self.mood.calm,
+        ];
+        match self.tape.weighted(&weights) {
+            0 => self.order(world),
+            1 => self.device(),
+            2 => self.object(),
+            3 => self.agent(world),
+            4 => self.fault(world),
+            5 => self.time(),
+            _ => self.stillness(),
+        }
+    }
+
+    /// One of the things that wait happens.
+    fn order(&mut self, world: &World) -> Action {
+        let waiting = world.waiting();
+        let weight = |count: usize| u32::from(count > 0) * 2;
+        let weights = [
+            weight(waiting.links),
+            weight(waiting.source),
+            weight(waiting.pokes),
+            weight(waiting.asks),
+            weight(waiting.jobs[0]) * 2,
+            weight(waiting.jobs[1]),
+            weight(waiting.jobs[2]),
+            weight(waiting.answers[0]) * 2,
+            weight(waiting.answers[1]),
+            weight(waiting.answers[2]),
+            weight(usize::from(waiting.handled)) * 3,
+        ];
+        let outcome = |tape: &mut Tape<'_>, faults: bool| {
+            if faults && tape.one_in(40) {
+                *tape.pick(&[Outcome::Refused, Outcome::RefusedAfter, Outcome::RefusedHalf])
+            } else {
+                Outcome::Done
+            }
+        };
+        let faults = self.mood.faults;
+        match self.tape.weighted(&weights) {
+            0 => Action::TellLink {
+                skip: self.tape.one_in(6),
+                twice: self.tape.one_in(12),
+            },
+            1 => Action::TellObjects {
+                count: *self.tape.pick(&[1, 1, 2, 30]),
+            },
+            2 => Action::TellPoke,
+            3 => Action::AnswerAsk,
+            number @ 4..=6 => Action::Work {
+                lane: WorldLane::ALL[number - 4],
+                outcome: outcome(&mut self.tape, faults),
+            },
+            number @ 7..=9 => Action::TellAnswer {
+                lane: WorldLane::ALL[number - 7],
+            },
+            _ => Action::Poll,
+        }
+    }
+
+    fn device(&mut self) -> Action {
+        let number = self.tape.below(INTERFACES.len() as u32) as u8;
+        let interface = INTERFACES[number as usize].to_owned();
+        match self.tape.below(41) {
+            0..=5 => Action::Create {
+                interface,
+                reuse: !self.tape.one_in(3),
+                down: self.tape.one_in(6),
+                no_carrier: self.tape.one_in(6),
+                tap: self.tape.one_in(30),
+            },
+            6..=7 => Action::Delete { interface },
+            8..=9 => Action::Replace { interface },
+            10 => Action::Rename {
+                interface,
+                to: (*self.tape.pick(&["hf0", "hf1", "hf2", "x0"])).into(),
+            },
+            11 => Action::Rename {
+                interface: "x0".into(),
+                to: interface,
+            },
+            12 => Action::MoveOut { interface },
+            13 => Action::MoveBack { interface },
+            14..=17 => Action::Up {
+                interface,
+                up: !self.tape.one_in(3),
+            },
+            18..=20 => Action::Carrier {
+                interface,
+                carrier: !self.tape.one_in(3),
+            },
+            21 => Action::ChangeMac { interface },
+            22 => Action::ChangeMtu { interface },
+            23..=32 => Action::Register {
+                interface,
+                identity: self.identity(number),
+                poke: !self.tape.one_in(3),
+                shared: self.tape.one_in(30),
+            },
+            33..=34 => Action::Unregister {
+                interface,
+                poke: self.tape.one_in(2),
+            },
+            35 => Action::UnregisterNumber {
+                ifindex: 2 + self.tape.below(6),
+            },
+            36 => Action::Poke { interface },
+            37 => Action::Create {
+                interface: "x0".into(),
+                reuse: self.tape.one_in(2),
+                down: false,
+                no_carrier: false,
+                tap: false,
+            },
+            38 => Action::Delete {
+                interface: "x0".into(),
+            },
+            39 => Action::Own {
+                number: self.tape.below(3) as u8,
+            },
+            _ => Action::Overrun,
+        }
+    }
+
+    fn object(&mut self) -> Action {
+        let policy: String = (*self.tape.pick(&POLICIES)).into();
+        match self.tape.below(16) {
+            0..=4 => self.put_attachment(),
+            5 => Action::DropAttachment {
+                name: format!("a{}", self.tape.below(6)),
+            },
+            6..=10 => self.put_policy(),
+            11 => Action::DropPolicy { name: policy },
+            12 => Action::SpoilPolicy {
+                name: policy,
+                unsupported: self.tape.one_in(2),
+                consumers: self.tape.one_in(2).then(|| "web".to_owned()),
+            },
+            13..=14 => Action::TouchPolicy { name: policy },
+            _ => Action::Relist,
+        }
+    }
+
+    fn agent(&mut self, world: &World) -> Action {
+        if !world.is_up() || self.tape.one_in(2) {
+            return Action::Save;
+        }
+        let jobs = world.waiting().jobs;
+        Action::Crash {
+            done: [
+                self.tape.below(jobs[0] as u32 + 1) as u8,
+                self.tape.below(jobs[1] as u32 + 1) as u8,
+                self.tape.below(jobs[2] as u32 + 1) as u8,
+            ],
+        }
+    }
+
+    fn fault(&mut self, world: &World) -> Action {
+        let interface = self.interface();
+        match self.tape.below(10) {
+            0..=2 => Action::Refuse {
+                kind: *self.tape.pick(&OpKind::ALL),
+                interface: self.tape.one_in(2).then_some(interface),
+            },
+            3 => Action::Capacity {
+                services: self.tape.below(8),
+            },
+            4 => {
+                let jobs = world.waiting().jobs;
+                let lanes: Vec<WorldLane> = WorldLane::ALL
+                    .into_iter()
+                    .filter(|lane| jobs[*lane as usize] > 0)
+                    .collect();
+                if lanes.is_empty() || !self.tape.one_in(3) {
+                    Action::Mend
+                } else {
+                    Action::Hang {
+                        lane: *self.tape.pick(&lanes),
+                        done: self.tape.one_in(2),
+                    }
+                }
+            }
+            5 => Action::Strip { interface },
+            6 => Action::Readable {
+                interface,
+                readable: self.tape.one_in(2),
+            },
+            _ => Action::Mend,
+        }
+    }
+
+    fn time(&mut self) -> Action {
+        let ms = match self.tape.below(8) {
+            0..=3 => self.tape.below(1500),
+            4..=5 => 1000 * (1 + self.tape.below(8)),
+            6 => 10_000 + self.tape.below(3000),
+            _ => 30_000 + self.tape.below(30_000),
+        };
+        Action::Advance {
+            ms,
+            jump: self.tape.one_in(6),
+        }
+    }
+
+    fn stillness(&mut self) -> Action {
+        match self.tape.below(12) {
+            0 => Action::Rest,
+            1 => Action::Quiet { seconds: 70 },
+            _ => Action::Calm,
+        }
+    }
+}
