@@ -297,8 +297,11 @@ fn send_large(plane: &mut Plane, server: &UdpSocket, to: SocketAddr) -> anyhow::
     loop {
         // The kernel reports by the next call what it was told.
         let _ = client.send(&question);
-        if let Ok((length, from)) = server.recv_from(&mut buffer) {
-            ensure!(buffer[..length] == question && from == client.local_addr()?);
+        // A question of before may still wait there: it was asked again when its answer took too long.
+        if let Ok((length, from)) = server.recv_from(&mut buffer)
+            && buffer[..length] == question
+        {
+            ensure!(from == client.local_addr()?);
             return Ok(());
         }
         ensure!(
