@@ -411,9 +411,10 @@ impl Bench {
         if cell.what == What::Held {
             plane.hold(false)?;
         }
-        // First packets may have pushed out the answer entry of a flow, which a request mends once a second.
+        // First packets may have pushed out the answer entry of a flow, which a request mends once a second: among a
+        // million routes more than one in a hundred.
         ensure!(
-            counted as usize >= RUNS - RUNS / 100,
+            counted as usize >= RUNS - RUNS / 20,
             "{counted} of {RUNS} packets were counted as {verdict:?}"
         );
         Ok(nanos)
