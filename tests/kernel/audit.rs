@@ -10,7 +10,6 @@ use anyhow::{Context, ensure};
 use holdfast::datapath::raw::{self, Insn};
 use holdfast_ebpf::abi::{self, RouteEntry, ServiceKey, pin};
 use holdfast_tests::lab::{DNS, WEB};
-use holdfast_tests::node::BREAK;
 use holdfast_tests::{EVENT_BUDGET, Lab, say, suite, throughout, until};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -641,22 +640,5 @@ const GUARDED: [(&str, &str); 6] = [
 ];
 
 fn each_fails_with_its_rule_broken() -> anyhow::Result<()> {
-    for (test, rule) in GUARDED {
-        let output = Command::new(std::env::current_exe()?)
-            .args(["--exact", test])
-            .env(BREAK, rule)
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(said.contains("running 1 test"), "there is no test {test}");
-        ensure!(
-            said.contains("0 passed, 1 failed, 0 skipped"),
-            "{test} does not see that {rule}:\n{said}"
-        );
-        let why = said.lines().rfind(|line| line.contains("because"));
-        say(format_args!(
-            "{test} sees that {rule}: {}",
-            why.unwrap_or_default().trim()
-        ));
-    }
-    Ok(())
+    suite::each_fails(&GUARDED)
 }
