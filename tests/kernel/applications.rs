@@ -229,14 +229,7 @@ fn transfer(spaces: &[Space; 2], to: SocketAddr, bytes: u64) -> anyhow::Result<(
 
 /// The usual scene with an audit every second, of which traffic must not notice anything.
 fn audited() -> anyhow::Result<Lab> {
-    Lab::new()?.set_up(|lab| {
-        lab.put_objects()?;
-        lab.create_workloads()?;
-        lab.node.launch_agent(&[("HOLDFAST_AUDIT_INTERVAL", "1s")])?;
-        lab.node.until_ready()?;
-        lab.register_all()?;
-        lab.until_programmed()
-    })
+    Lab::new()?.set_up(|lab| lab.program(&[("HOLDFAST_AUDIT_INTERVAL", "1s")]))
 }
 
 /// F34 counts segments. It is run with audits that hold for 20 ms whatever they look at, and must fail.

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -42,19 +41,7 @@ const SLOW: &str = "prove-intent=slow 300ms";
 
 /// The usual scene, with audits every second.
 fn audited() -> anyhow::Result<Lab> {
-    Lab::new()?.set_up(|lab| {
-        lab.node.chaos("")?;
-        lab.put_objects()?;
-        lab.create_workloads()?;
-        launch(lab)?;
-        lab.register_all()?;
-        lab.until_programmed()
-    })
-}
-
-fn launch(lab: &mut Lab) -> anyhow::Result<()> {
-    lab.node.launch_agent(&[("HOLDFAST_AUDIT_INTERVAL", "1s")])?;
-    lab.node.until_ready()
+    Lab::programmed_with_chaos(&[("HOLDFAST_AUDIT_INTERVAL", "1s")])
 }
 
 fn found(lab: &Lab, kind: &str) -> anyhow::Result<u64> {

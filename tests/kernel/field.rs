@@ -434,46 +434,37 @@ fn pinned(lab: &mut Lab) -> anyhow::Result<(BTreeMap<String, u32>, Vec<tc::Filte
 }
 
 fn f10(end: impl Fn(&mut Lab) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    Lab::new()?
-        .set_up(|lab| {
-            lab.node.chaos("")?;
-            lab.put_objects()?;
-            lab.create_workloads()?;
-            lab.node.start_agent()?;
-            lab.register_all()?;
-            lab.until_programmed()
-        })?
-        .run(|lab| {
-            let before = pinned(lab)?;
-            let flows = [
-                lab.flow(0, 0, RATE)?,
-                lab.flow(1, 1, 500)?,
-                Flow::start(lab.consumers[1].space()?, lab.services[0].v6(), 500, 1)?,
-            ];
-            flows[0].flows(RATE / 2, 2 * EVENT_BUDGET)?;
-            end(lab)?;
-            let away = Instant::now();
-            flows[0].flows(RATE * AWAY.as_secs(), 2 * AWAY)?;
-            say(format_args!("away for {:?}", away.elapsed()));
-            ensure!(pinned(lab)? == before, "pins changed while the agent was away");
-            lab.node.start_agent()?;
-            lab.until_programmed()?;
-            flows[0].flows(RATE, 2 * EVENT_BUDGET)?;
-            ensure!(
-                pinned(lab)? == before,
-                "other pins after than before: {before:?}, {:?}",
-                pinned(lab)?
-            );
-            for (flow, service) in flows.into_iter().zip([0, 1, 0]) {
-                let tally = flow.finish(lab.serving.get(service))?;
-                say(&tally);
-                tally.perfect()?;
-            }
-            lab.node.unregister("hfc0")?;
-            lab.node
-                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
-            lab.not_served(0, 0)
-        })
+    Lab::programmed_with_chaos(&[])?.run(|lab| {
+        let before = pinned(lab)?;
+        let flows = [
+            lab.flow(0, 0, RATE)?,
+            lab.flow(1, 1, 500)?,
+            Flow::start(lab.consumers[1].space()?, lab.services[0].v6(), 500, 1)?,
+        ];
+        flows[0].flows(RATE / 2, 2 * EVENT_BUDGET)?;
+        end(lab)?;
+        let away = Instant::now();
+        flows[0].flows(RATE * AWAY.as_secs(), 2 * AWAY)?;
+        say(format_args!("away for {:?}", away.elapsed()));
+        ensure!(pinned(lab)? == before, "pins changed while the agent was away");
+        lab.node.start_agent()?;
+        lab.until_programmed()?;
+        flows[0].flows(RATE, 2 * EVENT_BUDGET)?;
+        ensure!(
+            pinned(lab)? == before,
+            "other pins after than before: {before:?}, {:?}",
+            pinned(lab)?
+        );
+        for (flow, service) in flows.into_iter().zip([0, 1, 0]) {
+            let tally = flow.finish(lab.serving.get(service))?;
+            say(&tally);
+            tally.perfect()?;
+        }
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
 }
 
 // --- F19 ---------------------------------------------------------------------------------------------------
@@ -535,41 +526,32 @@ fn filters_of_others(lab: &mut Lab) -> anyhow::Result<Vec<tc::Filter>> {
 }
 
 fn f25_our_filter_is_deleted_by_hand() -> anyhow::Result<()> {
-    Lab::new()?
-        .set_up(|lab| {
-            lab.node.chaos("")?;
-            lab.put_objects()?;
-            lab.create_workloads()?;
-            lab.node.start_agent()?;
-            lab.register_all()?;
-            lab.until_programmed()
-        })?
-        .run(|lab| {
-            let ours = Place::ingress(filter::PRIORITY, filter::HANDLE);
-            for whole_qdisc in [true, false] {
-                lab.served(0, 0)?;
-                // So slow that what is said meanwhile can be read.
-                lab.node.chaos("attach@hfc0=slow 700ms")?;
-                if whole_qdisc {
-                    lab.node.rtnl.delete_qdisc("hfc0")?;
-                } else {
-                    lab.node.rtnl.delete_filter("hfc0", ours)?;
-                }
-                let deleted = Instant::now();
-                until(EVENT_BUDGET, "the ack is withdrawn", || {
-                    Ok((lab.node.verdict(DNS)? != "Programmed").then_some(()))
-                })?;
-                say(format_args!("withdrawn after {:?}", deleted.elapsed()));
-                ensure!(lab.node.verdict(WEB)? == "Programmed");
-                lab.node.until_verdict(DNS, "Programmed", 2 * EVENT_BUDGET)?;
-                ensure!(lab.node.programs("hfc0")?.len() == 1);
-                lab.served(0, 0)?;
+    Lab::programmed_with_chaos(&[])?.run(|lab| {
+        let ours = Place::ingress(filter::PRIORITY, filter::HANDLE);
+        for whole_qdisc in [true, false] {
+            lab.served(0, 0)?;
+            // So slow that what is said meanwhile can be read.
+            lab.node.chaos("attach@hfc0=slow 700ms")?;
+            if whole_qdisc {
+                lab.node.rtnl.delete_qdisc("hfc0")?;
+            } else {
+                lab.node.rtnl.delete_filter("hfc0", ours)?;
             }
-            lab.node.unregister("hfc0")?;
-            lab.node
-                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
-            lab.not_served(0, 0)
-        })
+            let deleted = Instant::now();
+            until(EVENT_BUDGET, "the ack is withdrawn", || {
+                Ok((lab.node.verdict(DNS)? != "Programmed").then_some(()))
+            })?;
+            say(format_args!("withdrawn after {:?}", deleted.elapsed()));
+            ensure!(lab.node.verdict(WEB)? == "Programmed");
+            lab.node.until_verdict(DNS, "Programmed", 2 * EVENT_BUDGET)?;
+            ensure!(lab.node.programs("hfc0")?.len() == 1);
+            lab.served(0, 0)?;
+        }
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
 }
 
 fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
@@ -632,12 +614,7 @@ fn f25_uninstalled_beside_others() -> anyhow::Result<()> {
 fn a_full_map(map: &str, first: &Policy, big: &Policy, need: u32, have: u32) -> anyhow::Result<()> {
     Lab::new()?.run(|lab| {
         let sizes = [("HOLDFAST_MAP_SERVICES", "64"), ("HOLDFAST_MAP_PREFIXES", "64")];
-        lab.put_objects()?;
-        lab.create_workloads()?;
-        lab.node.launch_agent(&sizes)?;
-        lab.node.until_ready()?;
-        lab.register_all()?;
-        lab.until_programmed()?;
+        lab.program(&sizes)?;
         lab.node.put_policy(first)?;
         lab.node.until_verdict(&first.name, "Programmed", EVENT_BUDGET)?;
         let entries =
@@ -766,13 +743,8 @@ fn f41_a_foreign_program_is_put_before_ours() -> anyhow::Result<()> {
     Lab::new()?
         .set_up(|lab| {
             lab.node.chaos("")?;
-            lab.put_objects()?;
-            lab.create_workloads()?;
             let every = every(lab);
-            lab.node.launch_agent(&[("HOLDFAST_AUDIT_INTERVAL", every)])?;
-            lab.node.until_ready()?;
-            lab.register_all()?;
-            lab.until_programmed()
+            lab.program(&[("HOLDFAST_AUDIT_INTERVAL", every)])
         })?
         .run(|lab| {
             lab.served(0, 0)?;
@@ -885,37 +857,28 @@ fn never_served(lab: &Lab, stranger: &Workload) -> anyhow::Result<()> {
 // --- F54 ---------------------------------------------------------------------------------------------------
 
 fn f54_a_failed_read_closes_nothing() -> anyhow::Result<()> {
-    Lab::new()?
-        .set_up(|lab| {
-            lab.node.chaos("")?;
-            lab.put_objects()?;
-            lab.create_workloads()?;
-            lab.node.start_agent()?;
-            lab.register_all()?;
-            lab.until_programmed()
-        })?
-        .run(|lab| {
-            let flow = lab.flow(0, 0, RATE)?;
-            flow.flows(RATE / 10, EVENT_BUDGET)?;
-            lab.node.chaos("registry@hfc0=EIO")?;
-            // A look that fails is no news.
-            for _ in 0..3 {
-                lab.node.poke("hfc0")?;
-                throughout(Duration::from_millis(500), "programmed", || {
-                    Ok(lab.node.verdict(DNS)? == "Programmed")
-                })?;
-            }
-            lab.node.chaos("")?;
+    Lab::programmed_with_chaos(&[])?.run(|lab| {
+        let flow = lab.flow(0, 0, RATE)?;
+        flow.flows(RATE / 10, EVENT_BUDGET)?;
+        lab.node.chaos("registry@hfc0=EIO")?;
+        // A look that fails is no news.
+        for _ in 0..3 {
             lab.node.poke("hfc0")?;
-            let tally = flow.finish(lab.serving.first())?;
-            say(&tally);
-            tally.perfect()?;
-            // A look that succeeds is.
-            lab.node.unregister("hfc0")?;
-            lab.node
-                .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
-            lab.not_served(0, 0)
-        })
+            throughout(Duration::from_millis(500), "programmed", || {
+                Ok(lab.node.verdict(DNS)? == "Programmed")
+            })?;
+        }
+        lab.node.chaos("")?;
+        lab.node.poke("hfc0")?;
+        let tally = flow.finish(lab.serving.first())?;
+        say(&tally);
+        tally.perfect()?;
+        // A look that succeeds is.
+        lab.node.unregister("hfc0")?;
+        lab.node
+            .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
+        lab.not_served(0, 0)
+    })
 }
 
 fn f54_all_reads_fail_at_start() -> anyhow::Result<()> {

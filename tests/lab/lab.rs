@@ -130,13 +130,32 @@ impl Lab {
     /// # Errors
     /// When something of it does not come about.
     pub fn programmed() -> anyhow::Result<Self> {
+        Self::new()?.set_up(|lab| lab.program(&[]))
+    }
+
+    /// The same, with an agent that can be made to fail ([`Node::chaos`](crate::Node::chaos)) and has these variables in its
+    /// environment.
+    ///
+    /// # Errors
+    /// When something of it does not come about.
+    pub fn programmed_with_chaos(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         Self::new()?.set_up(|lab| {
-            lab.put_objects()?;
-            lab.create_workloads()?;
-            lab.node.start_agent()?;
-            lab.register_all()?;
-            lab.until_programmed()
+            lab.node.chaos("")?;
+            lab.program(environment)
         })
+    }
+
+    /// Makes everything, with an agent that has these variables in its environment, and waits until it is programmed.
+    ///
+    /// # Errors
+    /// When something of it does not come about.
+    pub fn program(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        self.put_objects()?;
+        self.create_workloads()?;
+        self.node.launch_agent(environment)?;
+        self.node.until_ready()?;
+        self.register_all()?;
+        self.until_programmed()
     }
 
     /// Sets a scene up; if that fails, says what the agent said.

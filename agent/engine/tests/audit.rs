@@ -836,20 +836,25 @@ fn what_nobody_wants_goes() {
 
 // --- proofs ------------------------------------------------------------------------------------------------
 
-#[test]
-fn a_proof_that_no_longer_holds_withdraws_and_has_what_it_stood_on_looked_at() {
-    let mut bench = programmed();
+/// Audits, until the intents of a device are proven once more.
+fn until_asked_again(bench: &mut Bench, ifindex: Ifindex) {
     loop {
-        next_audit(&mut bench);
+        next_audit(bench);
         let (_, sent) = bench.audit();
         if sent
             .iter()
-            .any(|op| matches!(op, Op::ProveIntent(proof) if proof.device.ifindex == 5))
+            .any(|op| matches!(op, Op::ProveIntent(proof) if proof.device.ifindex == ifindex))
         {
             break;
         }
         bench.run();
     }
+}
+
+#[test]
+fn a_proof_that_no_longer_holds_withdraws_and_has_what_it_stood_on_looked_at() {
+    let mut bench = programmed();
+    until_asked_again(&mut bench, 5);
     assert_eq!(
         states(&bench),
         [State::Programmed; 2],
@@ -879,17 +884,7 @@ fn a_proof_that_no_longer_holds_withdraws_and_has_what_it_stood_on_looked_at() {
 #[test]
 fn a_proof_that_was_asked_for_again_is_void_if_its_ground_has_moved() {
     let mut bench = programmed();
-    loop {
-        next_audit(&mut bench);
-        let (_, sent) = bench.audit();
-        if sent
-            .iter()
-            .any(|op| matches!(op, Op::ProveIntent(proof) if proof.device.ifindex == 5))
-        {
-            break;
-        }
-        bench.run();
-    }
+    until_asked_again(&mut bench, 5);
     for up in [false, true] {
         bench.give(Event::Link(Link {
             up,

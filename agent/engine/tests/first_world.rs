@@ -109,14 +109,7 @@ impl World {
             _ => {
                 if let Some((id, differences)) = self.seen.take() {
                     self.tell(format!("audit {id:?} tells {differences:?}"));
-                    let unreadable = None;
-                    self.bench.give(Event::Audited(
-                        id,
-                        Audited {
-                            differences,
-                            unreadable,
-                        },
-                    ));
+                    self.tell_audit(id, differences);
                     self.bench.poll();
                 }
             }
@@ -335,17 +328,22 @@ impl World {
         assert_eq!(again, [], "at rest nothing is written: {:#?}", self.story);
     }
 
+    /// The engine hears what an audit saw.
+    fn tell_audit(&mut self, id: OpId, differences: Vec<Difference>) {
+        let unreadable = None;
+        self.bench.give(Event::Audited(
+            id,
+            Audited {
+                differences,
+                unreadable,
+            },
+        ));
+    }
+
     /// Audits are answered until none is out. (What was seen long ago is told first.)
     fn audit_all(&mut self) {
         if let Some((id, differences)) = self.seen.take() {
-            let unreadable = None;
-            self.bench.give(Event::Audited(
-                id,
-                Audited {
-                    differences,
-                    unreadable,
-                },
-            ));
+            self.tell_audit(id, differences);
             self.bench.run();
         }
         while !self.bench.audits.is_empty() {

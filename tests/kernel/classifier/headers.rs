@@ -7,7 +7,8 @@ use holdfast_ebpf::abi::{RouteEntry, Verdict};
 
 use crate::frame::{Frame, Transport};
 use crate::plane::{
-    CONSUMER_TOKEN, CONSUMER_V4, CONSUMER_V6, KINDS, POLICY, SERVICE_V4, SERVICE_V6, is, request, served,
+    CONSUMER_TOKEN, CONSUMER_V4, CONSUMER_V6, KINDS, POLICY, SERVICE_V4, SERVICE_V6, is,
+    later_fragments_follow_the_first, request, served,
 };
 
 pub(crate) fn f33_what_is_never_captured_passes_also_while_held() -> anyhow::Result<()> {
@@ -148,26 +149,7 @@ pub(crate) fn later_fragments_follow_their_first() -> anyhow::Result<()> {
         }
         for v6 in [false, true] {
             let frame = request(Transport::Udp, v6);
-            is(
-                plane.ask(&frame.fragment(8, false, 1))?,
-                Verdict::DropFragment,
-                "without its first",
-            )?;
-            is(
-                plane.ask(&frame.fragment(0, true, 1))?,
-                Verdict::Delivered,
-                "the first",
-            )?;
-            is(
-                plane.ask(&frame.fragment(8, true, 1))?,
-                Verdict::Delivered,
-                "the second",
-            )?;
-            is(
-                plane.ask(&frame.fragment(16, false, 1))?,
-                Verdict::Delivered,
-                "the last",
-            )?;
+            later_fragments_follow_the_first(plane, &frame)?;
             is(
                 plane.ask(&frame.fragment(8, false, 2))?,
                 Verdict::DropFragment,

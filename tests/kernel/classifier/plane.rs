@@ -772,6 +772,19 @@ pub(crate) fn is(found: Verdict, expected: Verdict, what: &str) -> anyhow::Resul
     Ok(())
 }
 
+/// A lone later fragment is dropped; behind its first, it and those after it go where that went.
+pub(crate) fn later_fragments_follow_the_first(plane: &mut Plane, frame: &Frame) -> anyhow::Result<()> {
+    for (offset, more, verdict, what) in [
+        (8, false, Verdict::DropFragment, "without its first"),
+        (0, true, Verdict::Delivered, "the first"),
+        (8, true, Verdict::Delivered, "the second"),
+        (16, false, Verdict::Delivered, "the last"),
+    ] {
+        is(plane.ask(&frame.fragment(offset, more, 1))?, verdict, what)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn boot_ns() -> anyhow::Result<u64> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)

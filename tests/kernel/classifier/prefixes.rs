@@ -9,7 +9,7 @@ use holdfast_ebpf::abi::{Backend, ConsumerRow, PrefixEntry, RouteEntry, Verdict}
 use crate::frame::{Frame, SYN, Transport};
 use crate::plane::{
     BASE, CONSUMER_TOKEN, CONSUMER_V4, CONSUMER_V6, GENERATION, OTHER_TOKEN, POLICY, PORT, Plain, Plane,
-    SERVICE_V4, SERVICE_V6, data, is, request, served, trie_key,
+    SERVICE_V4, SERVICE_V6, data, is, later_fragments_follow_the_first, request, served, trie_key,
 };
 
 const ALL: u32 = ConsumerRow::HAS_SERVICES
@@ -289,26 +289,7 @@ pub(crate) fn packets_without_ports_do_not_get_around_a_prefix() -> anyhow::Resu
         for (inside, outside) in [("10.128.1.1", "10.129.1.1"), ("fd00:128::1", "fd00:129::1")] {
             for transport in transports(inside.contains(':')) {
                 let frame = to(inside, transport)?;
-                is(
-                    plane.ask(&frame.fragment(8, false, 1))?,
-                    Verdict::DropFragment,
-                    "without its first",
-                )?;
-                is(
-                    plane.ask(&frame.fragment(0, true, 1))?,
-                    Verdict::Delivered,
-                    "the first",
-                )?;
-                is(
-                    plane.ask(&frame.fragment(8, true, 1))?,
-                    Verdict::Delivered,
-                    "the second",
-                )?;
-                is(
-                    plane.ask(&frame.fragment(16, false, 1))?,
-                    Verdict::Delivered,
-                    "the last",
-                )?;
+                later_fragments_follow_the_first(plane, &frame)?;
                 let elsewhere = to(outside, transport)?;
                 is(
                     plane.ask(&elsewhere.fragment(8, false, 2))?,
