@@ -271,6 +271,8 @@ fn an_identity_that_changes_in_silence_is_found_without_a_packet() -> anyhow::Re
         let rows = lab.node.rows()?;
         let ifindex = lab.node.rtnl.ifindex("hfc0")?;
         let before = rows.lookup(&ifindex)?.context("no row")?.token;
+        // An audit may have come between the row and the poke of an ordinary registration, when the scene was set up.
+        let found_before = found(lab, "identity")?;
         lab.consumers[0].register_silently(&lab.node)?;
         let now = lab.node.last_registered("hfc0")?.token;
         until(FOUND, "the row is for the new identity", || {
@@ -278,7 +280,7 @@ fn an_identity_that_changes_in_silence_is_found_without_a_packet() -> anyhow::Re
             Ok((format!("{token:016x}") == now).then_some(()))
         })?;
         ensure!(format!("{before:016x}") != now);
-        ensure!(found(lab, "identity")? == 1);
+        ensure!(found(lab, "identity")? == found_before + 1);
         lab.served_at_once(0, 0)?;
         lab.node.unregister_silently("hfc0")?;
         lab.node.until_verdict(DNS, "Held(IdentityMissing)", FOUND)?;
