@@ -14,7 +14,7 @@ use crate::model::{
     BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Ifindex, Leg, Level,
     Link, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
 };
-use crate::objects::{AttachmentId, Objects, PolicyId};
+use crate::objects::{AttachmentId, Objects, PolicyId, PolicyState};
 use crate::plan::{Flight, Out, SILENCE, What};
 use crate::ports::Port;
 use crate::producers::{BackendState, Orphan, Release, SlotState};
@@ -122,6 +122,8 @@ pub struct Engine {
 
     // The kernel.
     pub(crate) ports: BTreeMap<Ifindex, Port>,
+    /// Interfaces at which a recheck has something to do, as of when they were planned last.
+    pub(crate) unwell: BTreeSet<Ifindex>,
     pub(crate) slots: BTreeMap<SlotId, SlotState>,
     /// Slots of policies whose content was refused and of which no good one is known: they stay as they are.
     pub(crate) kept_slots: BTreeSet<SlotId>,
@@ -181,6 +183,7 @@ impl Engine {
             objects: Objects::default(),
             memory: BTreeMap::new(),
             ports: BTreeMap::new(),
+            unwell: BTreeSet::new(),
             slots: BTreeMap::new(),
             kept_slots: BTreeSet::new(),
             slot_by_uid: BTreeMap::new(),
@@ -557,6 +560,8 @@ impl Engine {
             return;
         };
         let (again, void) = (port.read.again, port.read.void);
+        // Nobody's port may have stayed for the sake of this read alone.
+        let mut plan = port.attachments.is_empty();
         self.reads_due.remove(&(port.read.due, ifindex));
         port.read.out = None;
         port.read.again = false;
@@ -587,13 +592,16 @@ impl Engine {
             if let Some(port) = self.ports.get(&ifindex)
                 && port.known != before
             {
+                plan = true;
                 self.dirty_interface_of(ifindex);
-                self.dirty.ports.insert(ifindex);
                 self.dirty_producers_of(ifindex);
                 self.unblock_sets_of(ifindex);
             }
         }
-        self.dirty.ports.insert(ifindex);
+        // A row that is as it was is no news: whoever waits goes on waiting, and costs nothing.
+        if plan {
+            self.dirty.ports.insert(ifindex);
+        }
         if again {
             self.read(ifindex, false);
         }
@@ -632,6 +640,7 @@ impl Engine {
     // --- time ----------------------------------------------------------------------------------------------
 
     fn fire(&mut self) {
+        let mut rechecks = BTreeSet::new();
         while let Some(&(due, timer)) = self.queue.first() {
             if due > self.now.boot {
                 break;
@@ -641,7 +650,7 @@ impl Engine {
             match timer {
                 Timer::Silence => self.silence(),
                 Timer::Release => self.release(),
-                Timer::Recheck(policy) => self.recheck(policy),
+                Timer::Recheck(policy) => _ = rechecks.insert(policy),
                 Timer::Deadline(policy) => {
                     self.dirty.policies.insert(policy);
                 }
@@ -671,6 +680,9 @@ impl Engine {
                 }
             }
         }
+        if !rechecks.is_empty() {
+            self.recheck(&rechecks);
+        }
     }
 
     /// Reads that failed are tried again; reads without an answer have failed.
@@ -691,30 +703,37 @@ impl Engine {
         }
     }
 
-    /// A policy that holds or failed is looked at again: one batched read, and what failed is tried again.
-    fn recheck(&mut self, id: PolicyId) {
+    /// Policies that hold or failed are looked at again: one batched read for all of them, and what failed is tried
+    /// again. What is merely held costs nothing: what there is to be read or tried is found by whichever way is
+    /// shorter, over the policies that are due or over the interfaces at which there is anything to do.
+    fn recheck(&mut self, due: &BTreeSet<PolicyId>) {
+        let mut concerned = 0;
+        for id in due {
+            concerned += self.reschedule(*id);
+        }
+        // What has changed since it was planned is not in the list yet, or not any more.
+        let concerning: BTreeSet<Ifindex> = if concerned > self.unwell.len() + self.dirty.ports.len() {
+            self.unwell.union(&self.dirty.ports).copied().collect()
+        } else {
+            due.iter()
+                .flat_map(|id| self.ports_of_concern(*id))
+                .filter(|ifindex| self.unwell.contains(ifindex) || self.dirty.ports.contains(ifindex))
+                .collect()
+        };
+        for ifindex in concerning {
+            self.recheck_port(ifindex, due);
+        }
+    }
+
+    /// The next recheck of a policy is planned; what failed of its own is tried again. How many attachments it is about.
+    fn reschedule(&mut self, id: PolicyId) -> usize {
         let Some(state) = self.objects.policies.get_mut(&id) else {
-            return;
+            return 0;
         };
         let recheck = state
             .recheck
             .map_or_else(|| Backoff::begin(self.now.boot), |r| r.next(self.now.boot));
         state.recheck = Some(recheck);
-        let worst: Vec<AttachmentId> = state
-            .order
-            .iter()
-            .take_while(|(rank, _, _)| *rank < crate::intent::rank(State::Pending))
-            .map(|(_, _, attachment)| *attachment)
-            .collect();
-        // Only what failed is planned again: what is merely held costs a look.
-        let mut failed = Vec::new();
-        for attachment in &worst {
-            if let Some(intent) = state.intents.get_mut(attachment)
-                && intent.unblock()
-            {
-                failed.push(*attachment);
-            }
-        }
         let trouble = state
             .slot
             .and_then(|slot| self.slots.get_mut(&slot)?.trouble.as_mut());
@@ -722,31 +741,89 @@ impl Engine {
             trouble.blocked = false;
             self.dirty.policies.insert(id);
         }
-        let others: Vec<AttachmentId> = state
-            .producers
-            .iter()
-            .filter(|producer| !state.ready.contains_key(producer))
-            .copied()
-            .collect();
-        for attachment in failed {
-            self.dirty_attachment(attachment);
-        }
-        for attachment in worst.into_iter().chain(others) {
-            let Some(ifindex) = self.objects.attachments.get(&attachment).and_then(|a| a.port) else {
-                continue;
-            };
-            let Some(port) = self.ports.get_mut(&ifindex) else {
-                continue;
-            };
-            if !port.troubles.is_empty() {
-                port.unblock();
-                self.dirty.ports.insert(ifindex);
-            }
-            if port.hangs_on_identity && port.read.out.is_none() {
-                self.read(ifindex, false);
-            }
-        }
+        let worst = usize::try_from(state.counts.held + state.counts.failed).unwrap_or(usize::MAX);
+        let concerned = worst + state.producers.len();
         self.timer(Timer::Recheck(id), Some(recheck.due()));
+        concerned
+    }
+
+    /// Interfaces of the consumers of a policy that are not served, and of its producers that are not ready.
+    fn ports_of_concern(&self, id: PolicyId) -> impl Iterator<Item = Ifindex> {
+        let state = self.objects.policies.get(&id);
+        let worst = state.into_iter().flat_map(PolicyState::worst);
+        let others = state.into_iter().flat_map(PolicyState::unready_producers);
+        worst
+            .chain(others)
+            .filter_map(|attachment| self.objects.attachments.get(&attachment)?.port)
+    }
+
+    /// What failed about an interface is tried again, and its identity is read if it hangs on that, if one of these
+    /// policies has to do with it.
+    fn recheck_port(&mut self, ifindex: Ifindex, due: &BTreeSet<PolicyId>) {
+        let Some(port) = self.ports.get(&ifindex) else {
+            return;
+        };
+        let look_at_all = port.intents_unwell || self.dirty.ports.contains(&ifindex);
+        let mut concerned = false;
+        let mut failed = Vec::new();
+        for id in &port.attachments {
+            let Some(attachment) = self.objects.attachments.get(id) else {
+                continue;
+            };
+            for (policy, state) in self.due_among(&attachment.consumes, due) {
+                let Some(intent) = state.intents.get(id) else {
+                    continue;
+                };
+                if !intent.is_worst() {
+                    continue;
+                }
+                concerned = true;
+                if !look_at_all {
+                    break;
+                }
+                if intent.has_trouble() {
+                    failed.push((policy, *id));
+                }
+            }
+            concerned = concerned
+                || self
+                    .due_among(&attachment.produces, due)
+                    .any(|(_, state)| !state.ready.contains_key(id));
+        }
+        if !failed.is_empty() {
+            self.dirty.ports.insert(ifindex);
+        }
+        for (policy, attachment) in failed {
+            if let Some(intent) = self.intent_mut(policy, attachment) {
+                intent.unblock();
+            }
+        }
+        let Some(port) = self.ports.get_mut(&ifindex).filter(|_| concerned) else {
+            return;
+        };
+        if !port.troubles.is_empty() {
+            port.unblock();
+            self.dirty.ports.insert(ifindex);
+        }
+        if port.hangs_on_identity && port.read.out.is_none() {
+            self.read(ifindex, false);
+        }
+    }
+
+    /// Those of these policies that are due.
+    fn due_among<'a>(
+        &'a self,
+        policies: &'a BTreeSet<PolicyId>,
+        due: &'a BTreeSet<PolicyId>,
+    ) -> impl Iterator<Item = (PolicyId, &'a PolicyState)> {
+        let (few, many) = if policies.len() <= due.len() {
+            (policies, due)
+        } else {
+            (due, policies)
+        };
+        few.iter()
+            .filter(|id| many.contains(id))
+            .filter_map(|id| Some((*id, self.objects.policies.get(id)?)))
     }
 
     fn recheck_orphans(&mut self) {

@@ -251,6 +251,16 @@ impl Intent {
         }
     }
 
+    /// Whether it is held or failed.
+    pub(crate) const fn is_worst(&self) -> bool {
+        rank(self.state) < rank(State::Pending)
+    }
+
+    /// Whether something about it alone failed.
+    pub(crate) const fn has_trouble(&self) -> bool {
+        self.entries_trouble.is_some() || self.proof_trouble.is_some()
+    }
+
     /// Start of the hold, if it is held.
     pub(crate) fn held_since(&self) -> Option<Now> {
         match self.state {

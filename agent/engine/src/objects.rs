@@ -13,7 +13,7 @@ use crate::families::Families;
 use crate::intent::Intent;
 use crate::model::{
     Age, Attachment, Boot, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy, PolicySpec, Selector,
-    SlotId,
+    SlotId, State,
 };
 use crate::plan::Trouble;
 use crate::view::{Counts, PolicyView};
@@ -182,6 +182,20 @@ impl PolicyState {
                 .err()
                 .and_then(|r| r.consumers.as_ref()),
         }
+    }
+
+    /// Consumers that are held or failed.
+    pub(crate) fn worst(&self) -> impl Iterator<Item = AttachmentId> {
+        self.order
+            .iter()
+            .take_while(|(rank, _, _)| *rank < crate::intent::rank(State::Pending))
+            .map(|(_, _, attachment)| *attachment)
+    }
+
+    /// Producers that it selects and that are not ready.
+    pub(crate) fn unready_producers(&self) -> impl Iterator<Item = AttachmentId> {
+        let ready = |producer: &&AttachmentId| !self.ready.contains_key(producer);
+        self.producers.iter().filter(ready).copied()
     }
 
     fn index_keys(&self) -> BTreeSet<IndexKey> {

@@ -91,6 +91,8 @@ pub(crate) struct Port {
     /// The last operation before the present device came. Neither number nor MAC tells devices apart.
     before_device: OpId,
     pub(crate) troubles: BTreeMap<Goal, Trouble>,
+    /// Something about one of its intents failed, as of when they were judged last.
+    pub(crate) intents_unwell: bool,
     /// Since when link, identity and program are there while the row is closed.
     pub(crate) ready_since: Option<Boot>,
     /// Somebody else's programs before ours, as an audit found them.
@@ -128,6 +130,7 @@ impl Default for Port {
             touched: OpId(0),
             before_device: OpId(0),
             troubles: BTreeMap::new(),
+            intents_unwell: false,
             ready_since: None,
             foreign: Vec::new(),
             prove_again: false,
@@ -394,6 +397,12 @@ impl Port {
         self.keys_failed(op, &keys);
     }
 
+    /// Whether a recheck has something to do here: to read its identity, or to try again what failed.
+    fn is_unwell(&self) -> bool {
+        let failed = !self.troubles.is_empty() || self.intents_unwell;
+        !self.attachments.is_empty() && (self.hangs_on_identity || failed)
+    }
+
     /// Something planned, out, or failed.
     pub(crate) fn busy(&self) -> bool {
         // Under a closed row a revocation waits for the next opening.
@@ -427,18 +436,15 @@ impl Port {
 }
 
 impl Intent {
-    /// What failed may be tried again. Says whether anything had.
-    pub(crate) fn unblock(&mut self) -> bool {
+    /// What failed may be tried again.
+    pub(crate) fn unblock(&mut self) {
         self.fallback = 0;
-        let mut any = false;
         for trouble in [&mut self.entries_trouble, &mut self.proof_trouble]
             .into_iter()
             .flatten()
         {
             trouble.blocked = false;
-            any = true;
         }
-        any
     }
 }
 
@@ -713,7 +719,12 @@ impl Engine {
         if self.passed && !self.frozen(&port) {
             self.plan_content(ifindex, &mut port, &claims);
         }
-        self.judge_port(&port, &claims);
+        port.intents_unwell = self.judge_port(&port, &claims);
+        if port.is_unwell() {
+            self.unwell.insert(ifindex);
+        } else {
+            self.unwell.remove(&ifindex);
+        }
         self.account(ifindex, &mut port, &claims);
         self.locals.concern(ifindex, &claims);
         let over = port.device.is_none()
@@ -1921,7 +1932,9 @@ impl Engine {
 
     // --- states --------------------------------------------------------------------------------------------
 
-    fn judge_port(&mut self, port: &Port, claims: &Claims) {
+    /// Judges the intents of an interface. Whether something about one of them failed.
+    fn judge_port(&mut self, port: &Port, claims: &Claims) -> bool {
+        let mut unwell = false;
         let link = port
             .device
             .and_then(|device| self.interfaces.link(device.ifindex))
@@ -1951,6 +1964,7 @@ impl Engine {
                 let Some(intent) = state.intents.get(id) else {
                     continue;
                 };
+                unwell |= intent.has_trouble();
                 let claim = claims
                     .intents
                     .iter()
@@ -1993,6 +2007,7 @@ impl Engine {
                 self.set_state(policy, *id, judged, token);
             }
         }
+        unwell
     }
 
     fn producers_of<'a>(&self, state: &'a PolicyState, consumer: AttachmentId) -> Producers<'a> {
