@@ -714,11 +714,6 @@ pub enum Op {
         /// Value.
         row: Row,
     },
-    /// Delete a consumer row.
-    DeleteRow {
-        /// Key.
-        ifindex: Ifindex,
-    },
     /// Make these the source addresses of an interface.
     WriteSources {
         /// Number of the device.
