@@ -611,8 +611,11 @@ impl Kernel {
                         audited.differences.push(Difference::Table { slot: *slot });
                     }
                 }
-                Belief::Nothing { .. } => {
-                    audited.differences.extend(there.differs(belief));
+                Belief::Nothing { links } => {
+                    let pinned = self.pins.keys().filter(|ifindex| !links.contains(ifindex));
+                    audited
+                        .differences
+                        .extend(pinned.map(|ifindex| Difference::Link { ifindex: *ifindex }));
                     audited
                         .differences
                         .extend(self.planted.iter().filter_map(|planted| self.stray(*planted)));
