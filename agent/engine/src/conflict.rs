@@ -118,7 +118,7 @@ impl Engine {
                 refused: None,
                 unreachable: None,
             };
-            if let Some(spec) = &state.spec {
+            if let Some(spec) = state.spec.as_ref().filter(|_| !self.is_outdated(*policy)) {
                 // What cannot be done is claimed all the same, closed: it fails closed.
                 claim.wanted = routes(spec, self.config.features).collect();
                 if let Some(message) = &state.unsupported {
@@ -172,16 +172,30 @@ impl Engine {
                 claim.conflict = attachment.and_then(|state| state.lost().cloned());
             }
         }
-        if !self.kept_slots.is_empty() {
-            for (key, cell) in &port.entries {
-                let theirs =
-                    cell.may(|entry| entry.is_some_and(|entry| self.kept_slots.contains(&entry.policy)));
-                if theirs && !claims.keys.contains_key(key) {
-                    claims.kept.insert(*key);
-                }
-            }
-        }
+        self.keep(port, &mut claims);
         claims
+    }
+
+    /// What is left as it is: entries of policies whose content is not known and, before the lists are complete, of
+    /// policies that are not known at all, whoever else claims them.
+    fn keep(&self, port: &Port, claims: &mut Claims) {
+        let complete = self.may_remove();
+        if complete && self.kept_slots.is_empty() {
+            return;
+        }
+        for (key, cell) in &port.entries {
+            // What was written over it since, on the strength of a claim, was no longer theirs.
+            let Some(entry) = cell.values().last().copied().flatten() else {
+                continue;
+            };
+            let owner = self.slots.get(&entry.policy).and_then(|slot| slot.owner);
+            let kept = self.kept_slots.contains(&entry.policy) || (!complete && owner.is_none());
+            if !kept || (complete && claims.keys.contains_key(key)) {
+                continue;
+            }
+            claims.keys.remove(key);
+            claims.kept.insert(*key);
+        }
     }
 
     /// Why answers of these families cannot be delivered to this consumer.

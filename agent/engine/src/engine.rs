@@ -12,11 +12,11 @@ use crate::interfaces::{Change, Interfaces};
 use crate::locals::Locals;
 use crate::model::{
     BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Ifindex, Leg, Level,
-    Link, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
+    Link, Mac, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
 };
 use crate::objects::{AttachmentId, Objects, PolicyId, PolicyState};
 use crate::plan::{Flight, Out, SILENCE, What};
-use crate::ports::Port;
+use crate::ports::{Port, Read};
 use crate::producers::{BackendState, Orphan, Release, SlotState};
 use crate::slots::{Arena, Ids};
 use crate::view::{Barrier, Summary, View};
@@ -61,6 +61,14 @@ pub(crate) enum Completeness {
     Complete,
 }
 
+/// An identity whose device is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dead {
+    token: Token,
+    /// The address that its row names: a device that has it is the same, back again. None where all devices have one.
+    mac: Option<Mac>,
+}
+
 /// What must be planned again.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Dirty {
@@ -71,6 +79,8 @@ pub(crate) struct Dirty {
     pub(crate) late: BTreeSet<PolicyId>,
     pub(crate) slots: BTreeSet<SlotId>,
     pub(crate) ports: BTreeSet<Ifindex>,
+    /// Interfaces on which the program may be missing.
+    pub(crate) programs: BTreeSet<Ifindex>,
     /// Attachments without a device.
     pub(crate) loose: BTreeSet<AttachmentId>,
     /// Policies whose view may be another.
@@ -111,9 +121,9 @@ pub struct Engine {
     pub(crate) denied: BTreeMap<Ifindex, Device>,
     asked: BTreeSet<Ifindex>,
     /// Identities of devices that an operation did not find; the kernel has not said yet whether they are gone.
-    suspects: BTreeMap<Ifindex, (Device, Token)>,
+    suspects: BTreeMap<Ifindex, (Device, Dead)>,
     /// Identities of devices that are gone: whatever the registry says, they are no other device's.
-    pub(crate) dead: BTreeMap<Ifindex, Token>,
+    pub(crate) dead: BTreeMap<Ifindex, Dead>,
     /// The node's own addresses.
     pub(crate) locals: Locals,
     pub(crate) objects: Objects,
@@ -256,7 +266,7 @@ impl Engine {
             Event::Locals(addresses) => self.locals_told(addresses),
             Event::Registry(reads) => {
                 for (ifindex, read) in reads {
-                    self.registry_read(ifindex, read);
+                    self.registry_answered(ifindex, read);
                 }
             }
             Event::Poke(ifindex) => self.poked(ifindex),
@@ -289,11 +299,6 @@ impl Engine {
         self.plan_locals();
         self.doom();
         self.audit_on();
-        if self.timers.get(&Timer::Audit).is_some_and(|due| *due <= now.boot) {
-            // The start, or the end of a turn, has made the next one due.
-            self.fire();
-            self.audit_on();
-        }
         self.finish();
         self.out.take()
     }
@@ -368,11 +373,12 @@ impl Engine {
 
     fn link_seen(&mut self, link: Link) {
         let ifindex = link.ifindex;
-        if let Some((device, token)) = self.suspects.remove(&ifindex)
+        if let Some((device, identity)) = self.suspects.remove(&ifindex)
             && device != link.device()
         {
-            self.identity_died(ifindex, token);
+            self.identity_died(ifindex, identity);
         }
+        self.revive(ifindex, link.mac);
         if let Some(change) = self.interfaces.present(link) {
             self.link_changed(ifindex, change);
         }
@@ -385,8 +391,8 @@ impl Engine {
 
     /// A device is gone. `sure`: the kernel's links say so, not only an operation that did not find it.
     pub(crate) fn link_lost(&mut self, ifindex: Ifindex, sure: bool) {
-        if let Some((_, token)) = self.suspects.remove(&ifindex) {
-            self.identity_died(ifindex, token);
+        if let Some((_, identity)) = self.suspects.remove(&ifindex) {
+            self.identity_died(ifindex, identity);
         }
         let dead = self.interfaces.link(ifindex).cloned();
         let Some(change) = self.interfaces.gone(ifindex) else {
@@ -396,19 +402,58 @@ impl Engine {
             && let Known::Row(row) = &port.known
             && let Some(identity) = crate::gate::of_device(&dead, row.as_ref())
         {
+            let identity = Dead {
+                token: identity.token,
+                mac: (!identity.host_mac_shared).then_some(dead.mac),
+            };
             if sure {
-                self.identity_died(ifindex, identity.token);
+                self.identity_died(ifindex, identity);
             } else {
-                self.suspects.insert(ifindex, (dead.device(), identity.token));
+                self.suspects.insert(ifindex, (dead.device(), identity));
             }
         }
         self.link_changed(ifindex, change);
     }
 
     /// An identity dies with its device, unless somebody else has its row by now.
-    fn identity_died(&mut self, ifindex: Ifindex, token: Token) {
-        self.doomed.insert((ifindex, token));
-        self.dead.insert(ifindex, token);
+    fn identity_died(&mut self, ifindex: Ifindex, dead: Dead) {
+        self.doomed.insert((ifindex, dead.token));
+        self.dead.insert(ifindex, dead);
+    }
+
+    /// A device with this address is there. If it is one that had gone, as to another namespace and back, its
+    /// identity lives on, unless its row is being deleted.
+    fn revive(&mut self, ifindex: Ifindex, mac: Mac) {
+        let Some(dead) = self
+            .dead
+            .get(&ifindex)
+            .filter(|dead| dead.mac == Some(mac))
+            .copied()
+        else {
+            return;
+        };
+        if self.is_deleting(ifindex) {
+            return;
+        }
+        self.dead.remove(&ifindex);
+        self.doomed.remove(&(ifindex, dead.token));
+        self.settled_orphan(Orphan::Identity(ifindex, dead.token));
+        self.read(ifindex, false);
+    }
+
+    /// Whether a registry row of this number is being deleted.
+    fn is_deleting(&self, ifindex: Ifindex) -> bool {
+        self.flights
+            .values()
+            .any(|flight| matches!(flight.what, What::DeleteIdentity(other, _) if other == ifindex))
+    }
+
+    /// The row of an identity that died could not be deleted: later, unless its device is back.
+    pub(crate) fn identity_not_deleted(&mut self, ifindex: Ifindex, token: Token) {
+        self.orphaned(Orphan::Identity(ifindex, token));
+        if let Some(mac) = self.interfaces.link(ifindex).map(|link| link.mac) {
+            self.revive(ifindex, mac);
+        }
     }
 
     /// The row of an identity that died is gone.
@@ -533,15 +578,19 @@ impl Engine {
         let Some(port) = self.ports.get_mut(&ifindex) else {
             return;
         };
-        if self.out.reads.contains(&ifindex) {
-            // Not handed over yet: it will be carried out after this moment.
+        let handed_over = !self.out.reads.contains(&ifindex);
+        if fresh {
+            port.read.void = port.read.unanswered - u32::from(!handed_over);
+        }
+        if !handed_over {
+            // It will be carried out after this moment.
             return;
         }
         if port.read.out.is_some() {
             port.read.again = true;
-            port.read.void |= fresh;
             return;
         }
+        port.read.unanswered += 1;
         self.reads_due.remove(&(port.read.due, ifindex));
         port.read.out = Some(self.now.boot);
         port.read.due = self.now.boot.plus(SILENCE);
@@ -549,12 +598,38 @@ impl Engine {
         self.out.reads.insert(ifindex);
     }
 
+    /// Whether this is the identity of a device that is gone.
+    fn is_dead(&self, ifindex: Ifindex, token: Token) -> bool {
+        self.dead.get(&ifindex).is_some_and(|dead| dead.token == token)
+    }
+
+    /// A read of the registry was answered, maybe late, maybe about an earlier device of that number.
+    fn registry_answered(&mut self, ifindex: Ifindex, read: RegistryRead) {
+        let Some(port) = self.ports.get_mut(&ifindex) else {
+            return self.registry_read(ifindex, read);
+        };
+        let Read { unanswered, void, .. } = port.read;
+        port.read.unanswered = unanswered.saturating_sub(1);
+        port.read.void = void.saturating_sub(1);
+        if void == 0 {
+            self.registry_read(ifindex, read);
+        } else if port.read.unanswered == port.read.void {
+            // None is out that was asked for since.
+            self.reads_due.remove(&(port.read.due, ifindex));
+            port.read.out = None;
+            port.read.again = false;
+            if port.attachments.is_empty() {
+                self.dirty.ports.insert(ifindex);
+            } else {
+                self.read(ifindex, false);
+            }
+        }
+    }
+
     fn registry_read(&mut self, ifindex: Ifindex, read: RegistryRead) {
         self.stir_port(ifindex);
         let read = match read {
-            RegistryRead::Row(identity) if self.dead.get(&ifindex) == Some(&identity.token) => {
-                RegistryRead::Absent
-            }
+            RegistryRead::Row(identity) if self.is_dead(ifindex, identity.token) => RegistryRead::Absent,
             RegistryRead::Row(_) | RegistryRead::Absent => {
                 self.dead.remove(&ifindex);
                 read
@@ -564,44 +639,42 @@ impl Engine {
         let Some(port) = self.ports.get_mut(&ifindex) else {
             return;
         };
-        let (again, void) = (port.read.again, port.read.void);
+        let again = port.read.again;
         // Nobody's port may have stayed for the sake of this read alone.
         let mut plan = port.attachments.is_empty();
         self.reads_due.remove(&(port.read.due, ifindex));
         port.read.out = None;
         port.read.again = false;
-        port.read.void = false;
-        if !void {
-            let before = port.known.clone();
-            let failed = match &read {
-                RegistryRead::Failed(error) => Some(error.clone()),
-                RegistryRead::Row(_) | RegistryRead::Absent => None,
-            };
-            port.known = before.clone().after(read);
-            if let Some(error) = failed {
-                let backoff = port
-                    .read
-                    .backoff
-                    .map_or_else(|| Backoff::begin(self.now.boot), |b| b.next(self.now.boot));
-                if port.read.backoff.is_none() {
-                    self.say(Level::Warn, Happening::RegistryUnreadable(error));
-                }
-                if let Some(port) = self.ports.get_mut(&ifindex) {
-                    port.read.backoff = Some(backoff);
-                    port.read.due = backoff.due();
-                    self.reads_due.insert((backoff.due(), ifindex));
-                }
-            } else {
-                port.read.backoff = None;
+        let before = port.known.clone();
+        let failed = match &read {
+            RegistryRead::Failed(error) => Some(error.clone()),
+            RegistryRead::Row(_) | RegistryRead::Absent => None,
+        };
+        port.known = before.clone().after(read);
+        if let Some(error) = failed {
+            let backoff = port
+                .read
+                .backoff
+                .map_or_else(|| Backoff::begin(self.now.boot), |b| b.next(self.now.boot));
+            if port.read.backoff.is_none() {
+                self.say(Level::Warn, Happening::RegistryUnreadable(error));
             }
-            if let Some(port) = self.ports.get(&ifindex)
-                && port.known != before
-            {
-                plan = true;
-                self.dirty_interface_of(ifindex);
-                self.dirty_producers_of(ifindex);
-                self.unblock_sets_of(ifindex);
+            if let Some(port) = self.ports.get_mut(&ifindex) {
+                port.read.backoff = Some(backoff);
+                port.read.due = backoff.due();
+                self.reads_due.insert((backoff.due(), ifindex));
             }
+        } else {
+            port.read.backoff = None;
+        }
+        if let Some(port) = self.ports.get(&ifindex)
+            && port.known != before
+        {
+            plan = true;
+            self.dirty_interface_of(ifindex);
+            self.dirty_producers_of(ifindex);
+            self.unblock_sets_of(ifindex);
+            self.forget_disproofs(ifindex);
         }
         // A row that is as it was is no news: whoever waits goes on waiting, and costs nothing.
         if plan {
@@ -625,11 +698,7 @@ impl Engine {
             return;
         }
         for (ifindex, token) in std::mem::take(&mut self.doomed) {
-            let out = self
-                .flights
-                .values()
-                .any(|flight| matches!(flight.what, What::DeleteIdentity(other, _) if other == ifindex));
-            if out {
+            if self.is_deleting(ifindex) {
                 // One operation per row: this one waits for the answer to the other.
                 self.doomed.insert((ifindex, token));
                 continue;
@@ -700,9 +769,12 @@ impl Engine {
             let Some(port) = self.ports.get_mut(&ifindex) else {
                 continue;
             };
-            if port.read.out.is_some() {
+            if port.read.out.is_some() && port.read.unanswered > port.read.void {
                 self.registry_read(ifindex, RegistryRead::Failed("no answer".to_owned()));
             } else {
+                // None that counts is out.
+                port.read.out = None;
+                port.read.again = false;
                 self.read(ifindex, false);
             }
         }
@@ -793,7 +865,7 @@ impl Engine {
             concerned = concerned
                 || self
                     .due_among(&attachment.produces, due)
-                    .any(|(_, state)| !state.ready.contains_key(id));
+                    .any(|(_, state)| state.is_concerned_by(id));
         }
         if !failed.is_empty() {
             self.dirty.ports.insert(ifindex);
@@ -879,6 +951,8 @@ impl Engine {
                 self.judge_loose(attachment);
             } else if let Some(policy) = self.dirty.late.pop_first() {
                 self.plan_policy(policy);
+            } else if let Some(ifindex) = self.dirty.programs.pop_first() {
+                self.attach(ifindex);
             } else {
                 break;
             }
@@ -972,18 +1046,16 @@ impl Engine {
             .order
             .iter()
             .take_while(|(rank, _, _)| *rank == 0)
-            .any(|(_, _, attachment)| match state.intents.get(attachment) {
-                // What could not be claimed is tried again, also where nothing else can be hoped for.
-                Some(intent) if intent.entries_trouble.is_some() => true,
-                Some(intent) => {
-                    matches!(intent.state, State::Failed(reason) if crate::intent::retriable(reason))
-                }
-                None => false,
+            .filter_map(|(_, _, attachment)| state.intents.get(attachment))
+            .any(|intent| {
+                // What failed under it is tried again, also where nothing else can be hoped for.
+                intent.hindered
+                    || matches!(intent.state, State::Failed(reason) if crate::intent::retriable(reason))
             });
         let wanted = state.counts.held > 0
             || failing
-            || (!state.intents.is_empty()
-                && (slot_trouble || state.producer_trouble || state.slot_trouble.is_some()));
+            || state.producer_trouble
+            || (!state.intents.is_empty() && (slot_trouble || state.slot_trouble.is_some()));
         let mut recheck = None;
         if wanted {
             let schedule = *state.recheck.get_or_insert_with(|| Backoff::begin(now.boot));

@@ -17,6 +17,14 @@ pub(crate) enum Known {
 }
 
 impl Known {
+    /// The registered token, as far as is known.
+    pub(crate) const fn token(&self) -> Option<Token> {
+        match self {
+            Self::Row(Some(identity)) => Some(identity.token),
+            Self::Row(None) | Self::Unread | Self::Unreadable(_) => None,
+        }
+    }
+
     /// What is known after one more read. A failed read is no news.
     pub(crate) fn after(self, read: RegistryRead) -> Self {
         match (self, read) {

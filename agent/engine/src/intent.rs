@@ -88,6 +88,8 @@ pub(crate) struct Intent {
     pub(crate) fallback: u8,
     /// The kernel said something else.
     pub(crate) proof_trouble: Option<Trouble>,
+    /// Something that it uses failed and is tried again, whatever its state says.
+    pub(crate) hindered: bool,
     /// The registered token when it was last judged.
     pub(crate) token: Option<Token>,
 }
@@ -247,6 +249,7 @@ impl Intent {
             entries_trouble: None,
             fallback: 0,
             proof_trouble: None,
+            hindered: false,
             token: None,
         }
     }
@@ -331,6 +334,25 @@ impl Engine {
         self.dirty.policies.insert(policy);
     }
 
+    /// Records whether something that an intent uses is to be tried again. Where its state does not say so, as of one
+    /// that is refused, the schedule begins with it.
+    pub(crate) fn set_hindered(&mut self, policy: PolicyId, attachment: AttachmentId, hindered: bool) {
+        let Some(state) = self.objects.policies.get_mut(&policy) else {
+            return;
+        };
+        let Some(intent) = state.intents.get_mut(&attachment) else {
+            return;
+        };
+        let before = std::mem::replace(&mut intent.hindered, hindered);
+        if before == hindered {
+            return;
+        }
+        if hindered && !matches!(intent.state, State::Failed(reason) if retriable(reason)) {
+            state.recheck = Some(Backoff::begin(self.now.boot));
+        }
+        self.dirty.touched.insert(policy);
+    }
+
     /// Records the state of an intent.
     pub(crate) fn set_state(
         &mut self,
@@ -378,14 +400,12 @@ impl Engine {
             State::Pending => None,
             State::Programmed | State::Held(_) | State::Failed(_) => intent.memory.take(),
         };
-        let mut continues = false;
         if let Some(memory) = memory.filter(|memory| memory.token == token) {
             if memory.state == new {
                 intent.since = start_of(now, memory.since);
             }
             if let (State::Held(_), Some(hold)) = (new, memory.held_since) {
                 intent.hold = Some(start_of(now, hold));
-                continues = true;
                 if let State::Held(reason) = memory.state {
                     reason_before = Some(reason);
                 }
@@ -432,7 +452,7 @@ impl Engine {
         // The schedule begins anew with a hold, with a wait for an identity, and with a failure.
         let anew = match new {
             State::Held(HoldReason::IdentityMissing) => true,
-            State::Held(_) => begins || continues,
+            State::Held(_) => begins,
             State::Failed(reason) => {
                 retriable(reason) && !matches!(old, State::Failed(was) if retriable(was))
             }

@@ -12,8 +12,8 @@ use crate::engine::Engine;
 use crate::families::Families;
 use crate::intent::Intent;
 use crate::model::{
-    Age, Attachment, Boot, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy, PolicySpec, Selector,
-    SlotId, State,
+    Age, Attachment, Boot, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy, PolicySlot,
+    PolicySpec, Selector, SlotId, State,
 };
 use crate::plan::Trouble;
 use crate::view::{Counts, PolicyView};
@@ -59,6 +59,17 @@ pub(crate) struct Served {
     pub(crate) spec: Option<Arc<PolicySpec>>,
 }
 
+impl Served {
+    /// What an earlier life switched to.
+    pub(crate) const fn before(value: &PolicySlot) -> Self {
+        Self {
+            generation: value.served_generation,
+            since_ms: value.served_since_ms,
+            spec: None,
+        }
+    }
+}
+
 /// A policy (one uid) and what hangs on it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PolicyState {
@@ -86,7 +97,7 @@ pub(crate) struct PolicyState {
     pub(crate) unreached: Option<String>,
     /// Producers that are selected and ready but for the program, which is on its way.
     pub(crate) coming: BTreeSet<AttachmentId>,
-    /// A selected producer's program could not be attached.
+    /// Something failed on the interface of a selected producer, and is tried again.
     pub(crate) producer_trouble: bool,
     /// A switch waits for a ready producer.
     pub(crate) waiting: bool,
@@ -192,10 +203,15 @@ impl PolicyState {
             .map(|(_, _, attachment)| *attachment)
     }
 
-    /// Producers that it selects and that are not ready.
+    /// Producers that it selects and that are not ready, or whose interfaces may be in trouble.
     pub(crate) fn unready_producers(&self) -> impl Iterator<Item = AttachmentId> {
-        let ready = |producer: &&AttachmentId| !self.ready.contains_key(producer);
-        self.producers.iter().filter(ready).copied()
+        let concerned = |producer: &&AttachmentId| self.is_concerned_by(producer);
+        self.producers.iter().filter(concerned).copied()
+    }
+
+    /// Whether a recheck looks at this producer of it.
+    pub(crate) fn is_concerned_by(&self, producer: &AttachmentId) -> bool {
+        self.producer_trouble || !self.ready.contains_key(producer)
     }
 
     fn index_keys(&self) -> BTreeSet<IndexKey> {
@@ -592,8 +608,19 @@ impl Engine {
                     state.producers.remove(&id);
                 }
                 self.cover(policy, covers.producer, 0);
+                self.retry_elsewhere(id);
             }
             self.dirty.policies.insert(policy);
+        }
+    }
+
+    /// What failed on the interface of an attachment may be left to no policy's timer now.
+    fn retry_elsewhere(&mut self, id: AttachmentId) {
+        let port = self.objects.attachments.get(&id).and_then(|state| state.port);
+        if let Some(ifindex) = port
+            && self.ports.get(&ifindex).is_some_and(|port| port.hindered)
+        {
+            self.dirty.ports.insert(ifindex);
         }
     }
 

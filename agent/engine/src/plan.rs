@@ -12,6 +12,7 @@ use crate::model::{
     OpDone, OpError, OpId, OpResult, RouteKey, SlotId, Token,
 };
 use crate::objects::{AttachmentId, PolicyId};
+use crate::ports::Port;
 use crate::producers::Orphan;
 
 /// After so long without an answer an operation is given up: its thing is unknown.
@@ -205,6 +206,7 @@ const fn urgency(op: &Op) -> u8 {
     match op {
         Op::WriteRow { row, .. } if row.token.is_none() => 0,
         Op::ClearInterface { .. }
+        | Op::DeleteRow { .. }
         | Op::DeleteEntries { .. }
         | Op::Detach { .. }
         | Op::DeleteIdentity { .. } => 1,
@@ -363,9 +365,6 @@ impl Engine {
             });
         }
         self.dirty.ports.insert(ifindex);
-        if self.nobody_retries(ifindex, goal) {
-            self.orphaned(Orphan::Port(ifindex));
-        }
         if goal == Goal::Attached {
             self.dirty_interface_of(ifindex);
             self.dirty_producers_of(ifindex);
@@ -373,10 +372,7 @@ impl Engine {
     }
 
     /// Whether no policy's timer looks after this goal.
-    fn nobody_retries(&self, ifindex: Ifindex, goal: Goal) -> bool {
-        let Some(port) = self.ports.get(&ifindex) else {
-            return false;
-        };
+    pub(crate) fn nobody_retries(&self, port: &Port, goal: Goal) -> bool {
         goal.is_cleanup()
             || port.attachments.iter().all(|id| {
                 self.objects
@@ -436,7 +432,7 @@ impl Engine {
                     self.settled_orphan(Orphan::Identity(ifindex, token));
                     self.identity_deleted(ifindex);
                 }
-                Err(_) => self.orphaned(Orphan::Identity(ifindex, token)),
+                Err(_) => self.identity_not_deleted(ifindex, token),
             },
             _ => {}
         }
@@ -465,9 +461,7 @@ impl Engine {
             (What::Clear { .. }, Ok(_) | Err(OpError::NoDevice)) => {
                 port.clearing = None;
                 port.cleared(op);
-                // Nothing is there any more of what the others were about.
-                port.troubles
-                    .retain(|goal, _| matches!(goal, Goal::Attached | Goal::Detached));
+                port.forget_content();
             }
             (What::Clear { .. }, Err(_)) => {
                 port.clearing = None;
@@ -518,12 +512,13 @@ impl Engine {
                 What::Entries {
                     policy,
                     attachment,
+                    keys,
                     fallback,
                     ..
                 },
                 result,
             ) if same => {
-                self.entries_answered(policy, attachment, fallback, result);
+                self.entries_answered((policy, attachment), &keys, fallback, result);
             }
             (What::Delete { removed, .. }, Ok(OpDone { .. })) => {
                 self.port_goal_met(ifindex, Goal::Unclaimed);

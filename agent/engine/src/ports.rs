@@ -18,7 +18,7 @@ use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
 use crate::locals::LocalsState;
 use crate::model::{
     Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, Link, LinkKind, Mac, Op, OpError, OpId,
-    OpResult, RouteKey, Row, SlotId, State, Token,
+    OpResult, PolicySlot, RouteKey, Row, SlotId, State, Token,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
@@ -31,8 +31,10 @@ pub(crate) struct Read {
     pub(crate) out: Option<Boot>,
     /// Another one is wanted after it.
     pub(crate) again: bool,
-    /// What it says may be about an earlier device.
-    pub(crate) void: bool,
+    /// Answers that are still to come, also those that nobody waits for any more. They come in order.
+    pub(crate) unanswered: u32,
+    /// What the next so many of them say may be about an earlier device.
+    pub(crate) void: u32,
     /// Reads that failed are tried again.
     pub(crate) backoff: Option<Backoff>,
     /// When that, or the end of patience, is.
@@ -72,6 +74,8 @@ pub(crate) struct Port {
     adopted: bool,
     /// It was looked at whether that life ended in the middle of a revocation.
     traced: bool,
+    /// The incarnation that that life had let go live, until all intents are known that it may have done so for.
+    inheritance: Option<(Mac, Token)>,
     /// What is here belongs to a device that is gone.
     stale: bool,
     /// The program is on this device.
@@ -93,6 +97,8 @@ pub(crate) struct Port {
     pub(crate) troubles: BTreeMap<Goal, Trouble>,
     /// Something about one of its intents failed, as of when they were judged last.
     pub(crate) intents_unwell: bool,
+    /// One of them is of a kind that hinders whoever uses the interface.
+    pub(crate) hindered: bool,
     /// Since when link, identity and program are there while the row is closed.
     pub(crate) ready_since: Option<Boot>,
     /// Somebody else's programs before ours, as an audit found them.
@@ -101,6 +107,8 @@ pub(crate) struct Port {
     pub(crate) prove_again: bool,
     /// Policy slots that entries may lead to although nobody wants them to.
     removing: BTreeSet<SlotId>,
+    /// Those of them whose entries somebody else claims.
+    claimed_away: BTreeSet<SlotId>,
     slots_used: BTreeSet<SlotId>,
     last_epoch: Option<u32>,
 }
@@ -118,6 +126,7 @@ impl Default for Port {
             hangs_on_identity: false,
             adopted: false,
             traced: false,
+            inheritance: None,
             stale: false,
             program: Cell::Sure(None),
             row: Cell::Sure(None),
@@ -131,10 +140,12 @@ impl Default for Port {
             before_device: OpId(0),
             troubles: BTreeMap::new(),
             intents_unwell: false,
+            hindered: false,
             ready_since: None,
             foreign: Vec::new(),
             prove_again: false,
             removing: BTreeSet::new(),
+            claimed_away: BTreeSet::new(),
             slots_used: BTreeSet::new(),
             last_epoch: None,
         }
@@ -339,9 +350,25 @@ impl Port {
         self.row.is(&None) && self.sources.sure().is_some_and(BTreeSet::is_empty) && self.entries.is_empty()
     }
 
+    /// Nothing is there any more of what failed, the program aside.
+    pub(crate) fn forget_content(&mut self) {
+        self.troubles
+            .retain(|goal, _| matches!(goal, Goal::Attached | Goal::Detached));
+    }
+
     /// Whether nothing is out that writes what a clear deletes.
     fn quiet(&self) -> bool {
         self.row.idle() && self.sources.idle() && self.entries.values().all(Cell::idle)
+    }
+
+    /// Entries deliver that nobody wants and that could not be taken away: nothing else may be delivered here.
+    fn stuck(&self, claims: &Claims) -> bool {
+        let unwanted = |key: &RouteKey| !claims.keys.contains_key(key) && !claims.kept.contains(key);
+        self.blocked(Goal::Unclaimed)
+            && self
+                .entries
+                .iter()
+                .any(|(key, cell)| unwanted(key) && cell.may(|entry| is_open(*entry)))
     }
 
     fn may_be_open(&self) -> bool {
@@ -473,6 +500,22 @@ impl Engine {
                     .and_then(|policy| policy.intents.get_mut(attachment))
                 {
                     intent.unblock();
+                }
+            }
+        }
+    }
+
+    /// What was disproved of an incarnation says nothing about the next one.
+    pub(crate) fn forget_disproofs(&mut self, ifindex: Ifindex) {
+        let Some(port) = self.ports.get(&ifindex) else {
+            return;
+        };
+        for attachment in &port.attachments {
+            let state = self.objects.attachments.get(attachment);
+            for policy in state.into_iter().flat_map(|state| &state.consumes) {
+                let policy = self.objects.policies.get_mut(policy);
+                if let Some(intent) = policy.and_then(|policy| policy.intents.get_mut(attachment)) {
+                    intent.proof_trouble = None;
                 }
             }
         }
@@ -675,6 +718,8 @@ impl Engine {
             let before = policy_state.intents.get(&id).map(|intent| intent.state);
             if let Some(before) = before {
                 let judged = judge(before, &facts);
+                let hindered = full.is_some();
+                self.set_hindered(policy, id, hindered);
                 self.set_state(policy, id, judged, None);
             }
         }
@@ -719,6 +764,7 @@ impl Engine {
         if self.passed && !self.frozen(&port) {
             self.plan_content(ifindex, &mut port, &claims);
         }
+        self.note_troubles(ifindex, &mut port);
         port.intents_unwell = self.judge_port(&port, &claims);
         if port.is_unwell() {
             self.unwell.insert(ifindex);
@@ -731,7 +777,7 @@ impl Engine {
             && port.attachments.is_empty()
             && port.bare()
             && port.program.is(&None)
-            && port.read.out.is_none();
+            && port.read.unanswered == 0;
         if over && self.passed {
             self.ports.remove(&ifindex);
             self.locals.forget(ifindex);
@@ -746,6 +792,23 @@ impl Engine {
             } else {
                 *place = port;
             }
+        }
+    }
+
+    /// Whoever has to try again what failed here is told: the policies of its producers, or nobody's timer.
+    fn note_troubles(&mut self, ifindex: Ifindex, port: &mut Port) {
+        let hindered = Self::worst_trouble(&port.troubles).is_some();
+        if std::mem::replace(&mut port.hindered, hindered) != hindered {
+            let attachments = port
+                .attachments
+                .iter()
+                .filter_map(|id| self.objects.attachments.get(id));
+            self.dirty
+                .policies
+                .extend(attachments.flat_map(|state| &state.produces));
+        }
+        if port.troubles.keys().any(|goal| self.nobody_retries(port, *goal)) {
+            self.orphaned(Orphan::Port(ifindex));
         }
     }
 
@@ -771,20 +834,29 @@ impl Engine {
                 port.program.doubt(None);
             }
         }
+        if port.attachments.is_empty() {
+            // Nobody wants the program here.
+            port.troubles.remove(&Goal::Attached);
+        }
         if port.device.is_none() || (port.attachments.is_empty() && self.may_remove()) {
             self.vacate(ifindex, port);
             return;
         }
+        // Somebody is here again: nothing is to be detached any more.
+        port.troubles.remove(&Goal::Detached);
         if port.attachments.is_empty() || port.clearing.is_some() {
             return;
         }
         if claims.is_empty() {
-            if self.may_remove() && !port.bare() {
+            if port.bare() {
+                port.forget_content();
+            } else if self.may_remove() {
                 self.empty(ifindex, port);
             }
         } else {
             // A clear that failed was for an earlier wish: what it left unknown is written anew.
             port.troubles.remove(&Goal::Cleared);
+            self.inherit(port, claims);
             self.trace(port, claims);
             self.entitle(claims);
             let plans = self.plans(ifindex, port, claims);
@@ -803,7 +875,7 @@ impl Engine {
             self.plan_row(ifindex, port, claims, &plans, target);
             self.plan_proofs(port, claims, &plans, target);
         }
-        self.plan_program(ifindex, port, claims);
+        self.plan_program(ifindex, port);
     }
 
     /// Notes which intents may use the set that their policy leads to now.
@@ -820,6 +892,26 @@ impl Engine {
         }
     }
 
+    /// What an earlier life let go live may stay so, also of intents that only the complete lists name.
+    fn inherit(&mut self, port: &mut Port, claims: &Claims) {
+        if !port.traced {
+            port.inheritance = port.adopted_open();
+        }
+        let Some(vetted) = port.inheritance.filter(|_| port.adopted) else {
+            return;
+        };
+        if self.may_remove() {
+            port.inheritance = None;
+        }
+        for claim in &claims.intents {
+            if let Some(intent) = self.intent_mut(claim.policy, claim.attachment)
+                && intent.touched == OpId(0)
+            {
+                intent.vetted = Some(vetted);
+            }
+        }
+    }
+
     /// An earlier life may have ended between the closing of an entry and the new epoch: flows may still be
     /// there that no entry allows. Entries that are closed although nobody wants them so are the trace of it.
     fn trace(&mut self, port: &mut Port, claims: &Claims) {
@@ -827,13 +919,6 @@ impl Engine {
             return;
         }
         port.traced = true;
-        // What an earlier life let go live may stay so.
-        let vetted = port.adopted_open();
-        for claim in &claims.intents {
-            if let Some(intent) = self.intent_mut(claim.policy, claim.attachment) {
-                intent.vetted = vetted;
-            }
-        }
         let closed = port.entries.iter().any(|(key, cell)| {
             let owner = claims.keys.get(key).and_then(|index| {
                 let policy = claims.intents[*index].policy;
@@ -863,7 +948,12 @@ impl Engine {
             } else {
                 self.clear(ifindex, port);
             }
-        } else if !port.program.is(&None) && port.program.idle() && !port.blocked(Goal::Detached) {
+            return;
+        }
+        port.forget_content();
+        if port.program.is(&None) {
+            port.troubles.remove(&Goal::Detached);
+        } else if port.program.idle() && !port.blocked(Goal::Detached) {
             let op = self.send(What::Detach(ifindex), port.device, Op::Detach { ifindex });
             port.program.send(op, None);
             port.touched = op;
@@ -982,9 +1072,8 @@ impl Engine {
             return false;
         };
         // Behind an empty selector nobody is reached.
-        if let Some(Some(value)) = slot.cell.sure()
-            && value.selected.length == 0
-        {
+        let empty = |value: &Option<PolicySlot>| value.as_ref().is_some_and(|v| v.selected.length == 0);
+        if slot.cell.values().iter().all(empty) {
             return true;
         }
         // What is new in this generation must not reach the set of an earlier one.
@@ -1165,7 +1254,8 @@ impl Engine {
             let claim = claims.keys.get(&key).copied();
             let slot = claim.and_then(|index| plans[index].slot);
             let (Some(index), Some(slot)) = (claim, slot) else {
-                if claims.kept.contains(&key) && opening && cell.may(|entry| is_open(*entry)) {
+                let kept_open = claims.kept.contains(&key) && cell.may(|entry| is_open(*entry));
+                if kept_open && opening && self.may_remove() {
                     // Nobody can say what it wants any more: it does not go live with the others.
                     revokes.extend(closed_of(cell).map(|entry| (key, entry)));
                 }
@@ -1180,13 +1270,10 @@ impl Engine {
                     policy.is_some_and(|state| state.slot_trouble.is_some())
                 });
                 let stands_in = no_room && self.is_claimed_by_its_owner(cell, claims, &key);
-                let stays = (row_may_be_open && uncovered)
-                    || cell.is(&None)
-                    || self.stands_in_for_another(port, claims, &key);
                 let homeless = claim.is_none() || (no_room && !stands_in && self.may_remove());
                 if may_deliver || (stands_in && cell.may(|entry| is_open(*entry))) {
                     revokes.extend(closed_of(cell).map(|entry| (key, entry)));
-                } else if homeless && !stays {
+                } else if homeless && !(row_may_be_open && uncovered) && !cell.is(&None) {
                     deletes.push(key);
                 }
                 continue;
@@ -1252,8 +1339,6 @@ impl Engine {
         for (index, claim) in claims.intents.iter().enumerate() {
             if !writes.contains_key(&index) && self.is_claimed_after_all(port, claim, plans[index].slot) {
                 self.entries_right(claim.policy, claim.attachment);
-                // What failed kept it from more than its entries.
-                self.dirty.ports.insert(ifindex);
             }
         }
         for (index, entries) in writes {
@@ -1295,39 +1380,6 @@ impl Engine {
         if state.full.remove(&attachment) {
             self.dirty.policies.insert(policy);
         }
-    }
-
-    /// Whether packets to a destination that is claimed, and about to be written, would leak without this entry: of two
-    /// that overlap the one goes when the other is there.
-    fn stands_in_for_another(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
-        claims.keys.iter().any(|(claimed, index)| {
-            claimed != key && claimed.overlaps(key) && self.is_coming(port, &claims.intents[*index], claimed)
-        })
-    }
-
-    /// Whether a destination is not claimed in the kernel yet, and nothing failed that it waits for.
-    fn is_coming(&self, port: &Port, claim: &Claim, key: &RouteKey) -> bool {
-        let announced = port.row.sure().copied().flatten().is_some_and(|row| {
-            let kinds = Kinds::of(std::iter::once(key));
-            Kinds::of_row(&row).contain(kinds)
-        });
-        let nothing = Cell::Sure(None);
-        let cell = port.entries.get(key).unwrap_or(&nothing);
-        if announced && matches!(cell.sure(), Some(Some(_))) {
-            return false;
-        }
-        let Some(state) = self.objects.policies.get(&claim.policy) else {
-            return false;
-        };
-        let failed = self.set_trouble(state).is_some()
-            || !state.full.is_empty()
-            || port.blocked(Goal::RowClosed)
-            || port.blocked(Goal::RowOpen)
-            || state
-                .intents
-                .get(&claim.attachment)
-                .is_none_or(|intent| intent.entries_trouble.is_some() || intent.fallback > 0);
-        !failed || !cell.idle()
     }
 
     /// Whether the policy that an entry leads to claims this destination too, without the right to it.
@@ -1531,11 +1583,7 @@ impl Engine {
         let raise = port.revoked != port.covered;
         let kinds = self.kinds(port, claims);
         let via = self.answers_via(port);
-        let stuck = port.blocked(Goal::Unclaimed)
-            && port
-                .entries
-                .iter()
-                .any(|(key, cell)| !claims.keys.contains_key(key) && cell.may(|entry| is_open(*entry)));
+        let stuck = port.stuck(claims);
         let Some(row) = port.row.sure().copied() else {
             self.close_row(ifindex, port, kinds);
             return;
@@ -1671,9 +1719,7 @@ impl Engine {
             let Some(intent) = self.intent(plan.policy, plan.attachment) else {
                 continue;
             };
-            // One question at a time, also where the last one is no longer of use.
             if matches!(intent.proof, Proof::Asked(..))
-                || intent.asked_again.is_some()
                 || intent
                     .proof_trouble
                     .as_ref()
@@ -1743,18 +1789,34 @@ impl Engine {
     /// What is programmed, and not being asked about, may be asked about again: nothing opens meanwhile.
     fn may_prove_again(&self, plan: &Plan) -> bool {
         self.intent(plan.policy, plan.attachment)
-            .is_some_and(|intent| intent.state == State::Programmed)
+            .is_some_and(|intent| intent.state == State::Programmed && intent.asked_again.is_none())
     }
 
-    fn plan_program(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
+    fn plan_program(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if port.has_program() {
+            port.troubles.remove(&Goal::Attached);
+        } else {
+            // Once nothing more is planned that the program would stand on.
+            self.dirty.programs.insert(ifindex);
+        }
+    }
+
+    /// Attaches the program to a device, if everything is ready for it.
+    pub(crate) fn attach(&mut self, ifindex: Ifindex) {
+        let Some(place) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        let mut port = std::mem::take(place);
+        let claims = self.claims(&port);
+        self.attach_over(ifindex, &mut port, &claims);
+        self.ports.insert(ifindex, port);
+    }
+
+    fn attach_over(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
         let Some(device) = port.device else {
             return;
         };
-        if port.has_program() {
-            port.troubles.remove(&Goal::Attached);
-            return;
-        }
-        if !port.program.idle() || port.blocked(Goal::Attached) {
+        if port.has_program() || !port.program.idle() || port.blocked(Goal::Attached) {
             return;
         }
         // Only onto an interface whose row is closed and whose entries are what is wanted now.
@@ -1805,8 +1867,8 @@ impl Engine {
     /// The entries of an intent were written, or not.
     pub(crate) fn entries_answered(
         &mut self,
-        policy: PolicyId,
-        attachment: AttachmentId,
+        (policy, attachment): (PolicyId, AttachmentId),
+        keys: &[RouteKey],
         fallback: u8,
         result: OpResult,
     ) {
@@ -1818,9 +1880,8 @@ impl Engine {
         let all_exist = port
             .and_then(|ifindex| self.ports.get(&ifindex))
             .is_some_and(|port| {
-                port.entries
-                    .values()
-                    .filter(|cell| cell.sure().is_none())
+                keys.iter()
+                    .filter_map(|key| port.entries.get(key))
                     .all(|cell| !cell.may(Option::is_none))
             });
         let Some(state) = self.objects.policies.get_mut(&policy) else {
@@ -1864,15 +1925,20 @@ impl Engine {
         result: OpResult,
     ) {
         self.dirty_attachment(attachment);
+        self.facts_of(op, device, result.as_ref().err());
         let ifindex = self
             .objects
             .attachments
             .get(&attachment)
             .and_then(|state| state.port);
+        let known = ifindex
+            .and_then(|ifindex| self.ports.get(&ifindex))
+            .and_then(|port| port.known.token());
         let current = ifindex
             .and_then(|ifindex| self.ports.get(&ifindex))
             .is_some_and(|port| port.is_of_this_device(op));
         let took = self.now.boot.since(sent);
+        let same = self.is_as_asked(op, policy, attachment, device);
         let Some(intent) = self.intent_mut(policy, attachment) else {
             return;
         };
@@ -1899,9 +1965,41 @@ impl Engine {
                 intent.proof_trouble = None;
                 self.out.measured.push((Leg::WrittenToProven, took));
             }
-            Err(OpError::NoDevice) => self.no_device(op, device),
+            // What has changed since, by our own doing or because it is another incarnation, is asked about anew.
+            Err(error) if error == OpError::NoDevice || known != Some(token) || !same => {}
             Err(error) => self.disproved(policy, attachment, &error),
         }
+    }
+
+    /// What an answer says about a device and its program, whoever has asked and whether he still wants to know.
+    fn facts_of(&mut self, op: OpId, device: Option<Device>, error: Option<&OpError>) {
+        match (error, device) {
+            (Some(OpError::NoDevice), device) => self.no_device(op, device),
+            (Some(OpError::Detached { .. }), Some(device)) => {
+                let port = self.ports.get(&device.ifindex);
+                if port.is_some_and(|port| port.is_of_this_device(op)) {
+                    self.program_gone(device.ifindex);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether nothing was sent since that changes what a proof has asked about.
+    fn is_as_asked(
+        &self,
+        op: OpId,
+        policy: PolicyId,
+        attachment: AttachmentId,
+        device: Option<Device>,
+    ) -> bool {
+        let port = device.and_then(|device| self.ports.get(&device.ifindex));
+        let slot = self.objects.policies.get(&policy).and_then(|state| state.slot);
+        let slot = slot.and_then(|slot| self.slots.get(&slot));
+        let intent = self.intent(policy, attachment);
+        port.is_some_and(|port| op > port.touched)
+            && slot.is_some_and(|slot| op > slot.touched)
+            && intent.is_some_and(|intent| op > intent.touched)
     }
 
     /// A proof that was good has been asked for again. What was asked about may have changed since.
@@ -1913,22 +2011,17 @@ impl Engine {
         device: Option<Device>,
         result: OpResult,
     ) {
-        let port = device.and_then(|device| self.ports.get(&device.ifindex));
-        let slot = self.objects.policies.get(&policy).and_then(|state| state.slot);
-        let slot = slot.and_then(|slot| self.slots.get(&slot));
-        let same = port.is_some_and(|port| op > port.touched)
-            && slot.is_some_and(|slot| op > slot.touched)
+        let same = self.is_as_asked(op, policy, attachment, device)
             && self
                 .intent(policy, attachment)
-                .is_some_and(|intent| op > intent.touched && matches!(intent.proof, Proof::Good(..)));
+                .is_some_and(|intent| matches!(intent.proof, Proof::Good(..)));
         match result {
             Ok(_) => {
                 if let Some(intent) = self.intent_mut(policy, attachment) {
                     intent.proof_trouble = None;
                 }
             }
-            Err(OpError::NoDevice) => self.no_device(op, device),
-            Err(error) if same => {
+            Err(error) if same && error != OpError::NoDevice => {
                 if let Some(intent) = self.intent_mut(policy, attachment) {
                     intent.proof = Proof::None;
                 }
@@ -1952,9 +2045,8 @@ impl Engine {
         else {
             return;
         };
-        if matches!(error, OpError::Detached { .. }) {
-            self.program_gone(ifindex);
-        }
+        // The identity may be another, and nobody has said so.
+        self.read(ifindex, false);
         let slot = self.objects.policies.get(&policy).and_then(|state| state.slot);
         self.audit_at_once(ifindex, slot);
     }
@@ -1984,6 +2076,7 @@ impl Engine {
             kinds: self.kinds(port, claims),
             via: self.answers_via(port),
         };
+        let stuck = port.troubles.get(&Goal::Unclaimed).filter(|_| port.stuck(claims));
         for id in &port.attachments {
             let Some(attachment) = self.objects.attachments.get(id) else {
                 continue;
@@ -2021,7 +2114,9 @@ impl Engine {
                     LocalsState::Failed(trouble) => Some(trouble),
                     LocalsState::Known | LocalsState::Awaited => None,
                 });
-                let trouble = Self::worst_trouble(&port.troubles)
+                let of_port = Self::worst_trouble(&port.troubles).or(stuck);
+                let hindered = of_port.is_some() || full.is_some() || intent.entries_trouble.is_some();
+                let trouble = of_port
                     .or(full.as_ref())
                     .or(locals)
                     .or_else(|| self.set_trouble(state))
@@ -2044,6 +2139,7 @@ impl Engine {
                     done: claim.is_some_and(|claim| self.done(port, state, intent, claim, &facts)),
                 };
                 let judged = judge(intent.state, &judged);
+                self.set_hindered(policy, *id, hindered);
                 self.set_state(policy, *id, judged, token);
             }
         }
@@ -2133,24 +2229,27 @@ impl Engine {
             })
     }
 
-    /// Keeps the indexes of policy slots, and the count of what is on its way out.
+    /// Keeps the indexes of policy slots, and the counts of what is on its way out.
     fn account(&mut self, ifindex: Ifindex, port: &mut Port, claims: &Claims) {
         let mut used = BTreeSet::new();
         let mut removing = BTreeSet::new();
+        let mut claimed_away = BTreeSet::new();
         for (key, cell) in &port.entries {
-            let owner = claims.keys.get(key).and_then(|index| {
+            let claim = claims.keys.get(key);
+            let owner = claim.and_then(|index| {
                 let policy = claims.intents[*index].policy;
                 self.objects.policies.get(&policy).and_then(|state| state.slot)
             });
             for entry in cell.values().iter().flatten() {
                 used.insert(entry.policy);
-                if owner != Some(entry.policy) && !claims.kept.contains(key) {
-                    removing.insert(entry.policy);
+                if owner == Some(entry.policy) || claims.kept.contains(key) || !self.passed {
+                    continue;
+                }
+                removing.insert(entry.policy);
+                if claim.is_some() {
+                    claimed_away.insert(entry.policy);
                 }
             }
-        }
-        if !self.passed {
-            removing.clear();
         }
         for slot in port.slots_used.difference(&used) {
             if let Some(ports) = self.slot_ports.get_mut(slot) {
@@ -2165,28 +2264,36 @@ impl Engine {
             self.slot_ports.entry(*slot).or_default().insert(ifindex);
         }
         port.slots_used = used;
-        for (slots, sign) in [(&removing, true), (&port.removing, false)] {
-            for slot in slots {
-                let other = if sign { &port.removing } else { &removing };
-                if other.contains(slot) {
-                    continue;
-                }
-                let count = &mut self.summary.intents.removing;
-                *count = if sign { *count + 1 } else { count.saturating_sub(1) };
-                if let Some(state) = self.slots.get_mut(slot) {
-                    state.removing = if sign {
-                        state.removing + 1
-                    } else {
-                        state.removing.saturating_sub(1)
-                    };
-                    self.dirty.touched.extend(state.owner);
-                    if state.removing == 0 {
-                        // Its policy may let held consumers pass now.
-                        self.dirty.policies.extend(state.owner);
-                    }
+        for slot in removing.difference(&port.removing) {
+            self.summary.intents.removing += 1;
+            self.count_removing(*slot, |count| count + 1);
+        }
+        for slot in port.removing.difference(&removing) {
+            self.summary.intents.removing = self.summary.intents.removing.saturating_sub(1);
+            self.count_removing(*slot, |count| count.saturating_sub(1));
+        }
+        for slot in claimed_away.difference(&port.claimed_away) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                state.claimed_away += 1;
+            }
+        }
+        for slot in port.claimed_away.difference(&claimed_away) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                state.claimed_away = state.claimed_away.saturating_sub(1);
+                if state.claimed_away == 0 {
+                    // Its policy may let held consumers pass now.
+                    self.dirty.policies.extend(state.owner);
                 }
             }
         }
         port.removing = removing;
+        port.claimed_away = claimed_away;
+    }
+
+    fn count_removing(&mut self, slot: SlotId, count: impl FnOnce(u64) -> u64) {
+        if let Some(state) = self.slots.get_mut(&slot) {
+            state.removing = count(state.removing);
+            self.dirty.touched.extend(state.owner);
+        }
     }
 }

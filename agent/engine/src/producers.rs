@@ -148,6 +148,8 @@ pub(crate) struct SlotState {
     table_out: Option<OpId>,
     /// Interfaces with entries that lead here although nobody wants them to.
     pub(crate) removing: u64,
+    /// Those of them with entries that somebody else claims.
+    pub(crate) claimed_away: u64,
 }
 
 /// What the intents of a policy see of it. When it changes they are planned again.
@@ -192,6 +194,7 @@ impl SlotState {
             table_wrong: false,
             table_out: None,
             removing: 0,
+            claimed_away: 0,
         }
     }
 
@@ -459,7 +462,7 @@ impl Engine {
             ..content.clone()
         };
         self.add_backend(id, content, Phase::Draining);
-        self.release_at(self.now.boot.plus(GRACE), Release::Drained(id));
+        self.release_at(self.now.boot, Release::Drained(id));
     }
 
     fn add_backend(&mut self, id: BackendId, content: Backend, phase: Phase) {
@@ -483,6 +486,7 @@ impl Engine {
 
     /// Plans the set of a policy.
     pub(crate) fn plan_policy(&mut self, id: PolicyId) {
+        self.recall_served(id);
         let Some(state) = self.objects.policies.get(&id) else {
             return;
         };
@@ -506,7 +510,7 @@ impl Engine {
             let Some(port) = attachment.port.and_then(|ifindex| self.ports.get(&ifindex)) else {
                 continue;
             };
-            trouble |= port.troubles.contains_key(&crate::plan::Goal::Attached);
+            trouble |= port.hindered;
             if port.coming && port.winner == Some(*producer) {
                 coming.insert(*producer);
             }
@@ -575,7 +579,12 @@ impl Engine {
             state.ready = ready_ids;
             state.unreached = unreached;
             state.coming = coming;
-            state.producer_trouble = trouble;
+            if std::mem::replace(&mut state.producer_trouble, trouble) != trouble {
+                if trouble {
+                    state.recheck = Some(Backoff::begin(self.now.boot));
+                }
+                self.dirty.touched.insert(id);
+            }
         }
         if self.passed {
             let wanted = has_intents || !knows_content;
@@ -615,6 +624,9 @@ impl Engine {
         let Some(slot) = self.own_slot(id, knows_content) else {
             return;
         };
+        // What is known is older than what is there.
+        let outdated = self.is_outdated(id);
+        let knows_content = knows_content && !outdated;
         if knows_content {
             if self.kept_slots.remove(&slot)
                 && let Some(ports) = self.slot_ports.get(&slot)
@@ -633,6 +645,7 @@ impl Engine {
                 ));
             }
         }
+        stays |= outdated;
         if let Some(state) = self.objects.policies.get_mut(&id) {
             state.unread = stays && unreadable.is_none();
             state.unreadable = unreadable;
@@ -642,9 +655,46 @@ impl Engine {
         }
         if !stays {
             self.drive(id, slot, ready);
-        } else if self.slots.get(&slot).is_some_and(|slot| slot.cell.is(&None)) {
+            return;
+        }
+        self.not_current(id);
+        if self.slots.get(&slot).is_some_and(|slot| slot.cell.is(&None)) {
             // There is nothing yet that could stay; destinations can be claimed all the same.
             self.write_selector(id, slot, Selected::default(), None, true);
+        }
+    }
+
+    /// What an earlier life served, as soon as that is known.
+    fn recall_served(&mut self, id: PolicyId) {
+        let Some(state) = self.objects.policies.get(&id) else {
+            return;
+        };
+        if self.passed || state.served.is_some() {
+            return;
+        }
+        let uid = (self.config.hashes.uid)(&state.object.uid);
+        let slot = self.slot_by_uid.get(&uid).and_then(|slot| self.slots.get(slot));
+        let served = slot
+            .and_then(|slot| slot.cell.sure()?.as_ref())
+            .map(Served::before);
+        if let Some(state) = self.objects.policies.get_mut(&id) {
+            state.served = served;
+        }
+    }
+
+    /// Whether an earlier life served a later generation than the last one that is known and can be used, as after a
+    /// saved set: what it wanted is not known, and stays.
+    pub(crate) fn is_outdated(&self, id: PolicyId) -> bool {
+        self.objects.policies.get(&id).is_some_and(|state| {
+            let served = state.served.as_ref().map(|served| served.generation);
+            served.is_some_and(|served| served > state.spec_generation)
+        })
+    }
+
+    /// The selector does not lead to what this generation wants, or nobody has looked.
+    fn not_current(&mut self, id: PolicyId) {
+        if let Some(state) = self.objects.policies.get_mut(&id) {
+            state.current = false;
         }
     }
 
@@ -706,11 +756,7 @@ impl Engine {
             state.slot_trouble = None;
             if let Some(value) = value {
                 state.waiting_since = value.waiting_since;
-                state.served = Some(Served {
-                    generation: value.served_generation,
-                    since_ms: value.served_since_ms,
-                    spec: None,
-                });
+                state.served = Some(Served::before(&value));
             }
         }
         // Entries that lead there have an owner again.
@@ -779,12 +825,13 @@ impl Engine {
             return;
         }
         if self.passes_wrongly(slot, &spec) {
-            // Whoever is held leaks until this is written: nothing goes before it.
+            // Whoever is held leaks until this is written: nothing goes before it, and nobody looks at the set.
             let selected = slot_state
                 .cell
                 .sure()
                 .and_then(|value| value.as_ref().map(|v| v.selected));
             self.write_selector(id, slot, selected.unwrap_or_default(), None, false);
+            self.not_current(id);
             return;
         }
         if state.unsupported.is_some() {
@@ -869,10 +916,8 @@ impl Engine {
             .is_some_and(|building| right(&building.set));
         let sure = slot_state.cell.sure().is_some();
         if !slot_state.cell.idle() {
-            if let Some(state) = self.objects.policies.get_mut(&id)
-                && !last_right
-            {
-                state.current = false;
+            if !last_right {
+                self.not_current(id);
             }
             return;
         }
@@ -886,9 +931,7 @@ impl Engine {
             }
             return;
         }
-        if let Some(state) = self.objects.policies.get_mut(&id) {
-            state.current = false;
-        }
+        self.not_current(id);
         if wanted.is_empty() {
             self.give_up_building(slot);
             self.select_nothing(id, slot);
@@ -911,9 +954,7 @@ impl Engine {
             if slot_state.table_out.is_none() && !blocked {
                 self.rewrite_table(slot);
             }
-            if let Some(state) = self.objects.policies.get_mut(&id) {
-                state.current = false;
-            }
+            self.not_current(id);
             return;
         }
         let unsure: Vec<BackendId> = slot_state
@@ -933,9 +974,7 @@ impl Engine {
                     .collect();
                 self.write_backends(slot, backends);
             }
-            if let Some(state) = self.objects.policies.get_mut(&id) {
-                state.current = false;
-            }
+            self.not_current(id);
             return;
         }
         let Some(state) = self.objects.policies.get_mut(&id) else {
@@ -1020,7 +1059,7 @@ impl Engine {
         }
         planned
             && !self.has_dirty_ports(slot)
-            && self.slots.get(&slot).is_some_and(|state| state.removing == 0)
+            && self.slots.get(&slot).is_some_and(|state| state.claimed_away == 0)
     }
 
     /// Whether interfaces with entries that lead to this slot are still to be planned.
@@ -1392,9 +1431,11 @@ impl Engine {
         }
         // A selector that moves serves the present generation, unless that one still waits.
         let served = match &state.served {
-            Some(served) if !moves || state.waiting || served.generation == state.spec_generation => {
-                served.clone()
-            }
+            Some(served) if !moves || state.waiting => served.clone(),
+            Some(served) if served.generation == state.spec_generation => Served {
+                spec: state.spec.clone(),
+                ..served.clone()
+            },
             Some(_) | None => Served {
                 generation: state.spec_generation,
                 since_ms: wall_ms,

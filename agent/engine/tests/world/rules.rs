@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use holdfast_engine::model::{
     Attachment, Delivery, Destination, Device, FailReason, Features, HoldReason, Ifindex, LinkKind,
-    ObjectName, PolicySpec, RouteKey, State, Token, Uid, WhileHeld,
+    ObjectName, PolicySpec, State, Token, Uid, WhileHeld,
 };
 
 use crate::kernel::stranger;
-use crate::script::{DESTINATIONS, number_of, route, ways};
+use crate::script::{number_of, service};
 use crate::told::{Known, Told, ToldPolicy};
 
 /// The number in a uid of this world.
@@ -99,8 +99,6 @@ pub(crate) struct Intent {
     pub(crate) producers: BTreeSet<u32>,
     /// Nothing but readiness stands between it and delivery.
     pub(crate) valid: bool,
-    /// It wants ranges: the node's own addresses must be known.
-    pub(crate) ranges: bool,
 }
 
 /// A policy as the rules want it.
@@ -152,15 +150,9 @@ impl Wants {
             .map(|judged| judged.interface.as_str())
     }
 
-    /// Who owns the packets of a kind that arrive at a device, and by which destination.
-    pub(crate) fn owner(&self, ifindex: Ifindex, packet: u8) -> Option<(u8, &(ObjectName, ObjectName))> {
-        ways(packet)
-            .iter()
-            .find_map(|number| Some((*number, self.owners.get(&(ifindex, *number))?)))
-    }
-
-    /// Where packets of a device to this address come from.
-    pub(crate) fn source(&self, ifindex: Ifindex, destination: IpAddr) -> Option<IpAddr> {
+    /// Where packets of a device for this service come from.
+    pub(crate) fn source(&self, ifindex: Ifindex, key: u8) -> Option<IpAddr> {
+        let destination = service(key)?.address();
         match self.sources.get(&ifindex) {
             Some(sources) => sources[usize::from(destination.is_ipv6())],
             None => Some(stranger(destination)),
@@ -278,24 +270,21 @@ fn judge(told: &Told) -> BTreeMap<ObjectName, Judged> {
         .collect()
 }
 
-/// Destinations of a policy that can be claimed, as numbers.
-fn destinations(spec: &PolicySpec, features: Features) -> BTreeSet<u8> {
+/// Services of a policy, as numbers.
+fn services(spec: &PolicySpec) -> BTreeSet<u8> {
     spec.destinations
         .iter()
-        .filter_map(|destination| match *destination {
+        .filter_map(|destination| match destination {
             Destination::Service {
                 address,
                 protocol,
                 port,
                 ..
-            } => number_of(&RouteKey::Service {
-                address,
-                protocol,
-                port,
+            } => number_of(&holdfast_engine::model::RouteKey::Service {
+                address: *address,
+                protocol: *protocol,
+                port: *port,
             }),
-            Destination::Prefix { address, length } if features.prefixes => {
-                number_of(&RouteKey::Prefix { address, length })
-            }
             Destination::Prefix { .. } => None,
         })
         .collect()
@@ -317,9 +306,11 @@ fn policy_of(
     judged: &BTreeMap<ObjectName, Judged>,
     features: Features,
 ) -> (Policy, Vec<ObjectName>) {
-    let spec = policy.good.as_ref().map(|(_, spec)| std::rc::Rc::clone(spec));
+    let shown = policy.good.as_ref().map(|(_, spec)| std::rc::Rc::clone(spec));
+    // What is older than what an earlier life served says nothing about what is wanted.
+    let spec = shown.clone().filter(|_| !told.is_outdated(policy));
     let refusal = policy.object.content.as_ref().err();
-    let consumer_selector = spec
+    let consumer_selector = shown
         .as_ref()
         .map(|spec| &spec.consumers)
         .or_else(|| refusal.and_then(|refusal| refusal.consumers.as_ref()));
@@ -347,8 +338,7 @@ fn policy_of(
             wanted.consumers.insert(one.uid);
             consumers.push(attachment.name.clone());
         }
-        let produces = wanted
-            .spec
+        let produces = shown
             .as_ref()
             .is_some_and(|spec| spec.producers.matches(&attachment.labels));
         if produces {
@@ -391,7 +381,9 @@ pub(crate) fn wants(told: &Told, features: Features) -> Wants {
         }
         if judged.right == Right::Fine {
             let of_family = |v6: bool| {
-                let like = route(if v6 { 3 } else { 0 }).address();
+                let like = service(if v6 { 3 } else { 0 })
+                    .expect("a service of this world")
+                    .address();
                 let own = attachment
                     .addresses
                     .iter()
@@ -423,7 +415,7 @@ pub(crate) fn wants(told: &Told, features: Features) -> Wants {
         let count = rest.iter().take_while(|(_, other)| other == consumer).count();
         let (of_consumer, others) = rest.split_at(count);
         rest = others;
-        consumer_wants(told, &mut wants, consumer, of_consumer, features);
+        consumer_wants(told, &mut wants, consumer, of_consumer);
     }
     for (key, intent) in &wants.intents {
         if !intent.valid {
@@ -451,18 +443,13 @@ fn consumer_wants(
     wants: &mut Wants,
     consumer: &ObjectName,
     policies: &[(&ToldPolicy, ObjectName)],
-    features: Features,
 ) {
     let judged = wants.attachments[consumer].clone();
     let mut taken: BTreeSet<u8> = BTreeSet::new();
     let mut losers = Vec::new();
     for (policy, _) in policies {
         let wanted = &wants.policies[&policy.object.name];
-        let all = wanted
-            .spec
-            .as_deref()
-            .map(|spec| destinations(spec, features))
-            .unwrap_or_default();
+        let all = wanted.spec.as_deref().map(services).unwrap_or_default();
         let refused = wanted.unsupported || wanted.spec.is_none() || !judged.reachable;
         let conflict = !all.is_disjoint(&taken);
         // Who is held or failed still has the right of the older.
@@ -487,7 +474,7 @@ fn consumer_wants(
             may_claim: if wanted.spec.is_some() {
                 all.clone()
             } else {
-                (0..DESTINATIONS).collect()
+                (0..crate::script::SERVICES).collect()
             },
             drop: wanted
                 .spec
@@ -495,7 +482,6 @@ fn consumer_wants(
                 .is_none_or(|spec| spec.while_held == WhileHeld::Drop),
             producers,
             valid,
-            ranges: all.iter().any(|number| route(*number).is_prefix()),
         };
         let key = (policy.object.name.clone(), consumer.clone());
         if conflict && judged.right == Right::Fine {
@@ -536,7 +522,7 @@ fn state_of(told: &Told, policy: &Policy, consumer: &Judged, conflict: bool) -> 
         return Must::Be(reasons);
     }
 
-    if consumer.right == Right::Nobody {
+    if consumer.right == Right::Nobody || policy.spec.is_none() {
         return Must::NotDeliver;
     }
     if !told.passed {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use holdfast_engine::model::{
     Attachment, Device, Event, Identity, Ifindex, Link, Mac, ObjectChange, ObjectName, Op, OpError, Policy,
-    PolicySpec, RegistryRead, Token,
+    PolicySpec, RegistryRead, Token, UidHash,
 };
 
 /// What is known of a registry row.
@@ -56,10 +56,15 @@ pub(crate) struct Told {
     pub(crate) reborn: BTreeSet<ObjectName>,
     /// How often each object changed in this batch: what goes and comes back in one may be another or the same.
     pub(crate) changed: BTreeMap<ObjectName, u32>,
-    /// Identities of devices that are gone, by number: whatever the registry says, nobody has them any more.
-    dead: BTreeSet<(Ifindex, Token)>,
+    /// Identities of devices that are gone, by number: whatever the registry says, nobody has them any more. With the
+    /// address that the row names, by which the device is known if it comes back.
+    dead: BTreeMap<(Ifindex, Token), Option<Mac>>,
+    /// Identities whose deletion is out, and the address of the device that had the number when it was sent.
+    pub(crate) deleting: BTreeMap<(Ifindex, Token), Option<Mac>>,
     /// The same of devices that only an operation did not find: dead if they are not seen again.
-    suspects: BTreeMap<Ifindex, (Device, Token)>,
+    suspects: BTreeMap<Ifindex, (Device, Identity)>,
+    /// The generation that an earlier life served, of each policy, by the hash of its uid.
+    served_before: BTreeMap<UidHash, u64>,
     /// What an earlier life left anything on, and whose row has not been read.
     pub(crate) left_behind: BTreeSet<Ifindex>,
 }
@@ -99,7 +104,7 @@ impl Told {
     pub(crate) fn identity(&self, ifindex: Ifindex) -> Option<Identity> {
         let link = self.links.get(&ifindex)?;
         match self.rows.get(&ifindex)? {
-            Known::Row(Some(identity)) if self.dead.contains(&(ifindex, identity.token)) => None,
+            Known::Row(Some(identity)) if self.dead.contains_key(&(ifindex, identity.token)) => None,
             Known::Row(Some(identity)) => {
                 (identity.host_mac_shared || identity.host_mac == link.mac).then_some(*identity)
             }
@@ -110,9 +115,7 @@ impl Told {
     /// Takes an event in. `asked`: for answers the operation; for reads what [`Told::devices`] was when they were
     /// asked for.
     pub(crate) fn take(&mut self, event: &Event, op: Option<&Op>, asked: &BTreeMap<Ifindex, u64>) {
-        if says_something(event, op) {
-            self.version += 1;
-        }
+        self.version += 1;
         match event {
             Event::Adopted(adoption) => {
                 self.adopted = true;
@@ -120,6 +123,8 @@ impl Told {
                 self.left_behind = adoption.attached.clone();
                 self.left_behind.extend(adoption.rows.keys());
                 self.left_behind.extend(adoption.entries.keys());
+                let slots = adoption.policies.values();
+                self.served_before = slots.map(|slot| (slot.uid, slot.served_generation)).collect();
             }
             Event::Remembered(_)
             | Event::Poke(_)
@@ -170,12 +175,18 @@ impl Told {
                 (Some(Op::Detach { ifindex }), Ok(_)) => {
                     self.attached.remove(ifindex);
                 }
+                (Some(Op::DeleteIdentity { ifindex, token }), result) => {
+                    self.deleting.remove(&(*ifindex, *token));
+                    if let (Err(_), Some(mac)) = (result, self.links.get(ifindex).map(|link| link.mac)) {
+                        self.revive(*ifindex, mac);
+                    }
+                }
                 (Some(op), Err(OpError::NoDevice)) => {
                     if let Some(device) = device_of(op)
                         && self.device(device.ifindex) == Some(device)
                     {
                         if let Some(identity) = self.identity(device.ifindex) {
-                            self.suspects.insert(device.ifindex, (device, identity.token));
+                            self.suspects.insert(device.ifindex, (device, identity));
                         }
                         self.gone(device.ifindex);
                     }
@@ -210,16 +221,43 @@ impl Told {
             })
     }
 
+    /// Whether an earlier life served a later content of a policy than the last one that is known and can be used.
+    pub(crate) fn is_outdated(&self, policy: &ToldPolicy) -> bool {
+        let served = self.served_before.iter().find(|(uid, _)| {
+            crate::oracle::number_of_hash(**uid) == crate::rules::number(&policy.object.uid)
+        });
+        let known = policy.good.as_ref().map_or(0, |(generation, _)| *generation);
+        served.is_some_and(|(_, served)| *served > known)
+    }
+
     /// A detach is sent: from now on nobody can say that the program is there.
     pub(crate) fn detaches(&mut self, ifindex: Ifindex) {
         self.attached.remove(&ifindex);
         self.version += 1;
     }
 
+    /// A registry row is being deleted.
+    pub(crate) fn deletes(&mut self, ifindex: Ifindex, token: Token) {
+        let mac = self.links.get(&ifindex).map(|link| link.mac);
+        self.deleting.insert((ifindex, token), mac);
+    }
+
+    /// A device with this address is there: if it is one that had gone, its identity lives on, unless it is being deleted.
+    fn revive(&mut self, ifindex: Ifindex, mac: Mac) {
+        let deleting = &self.deleting;
+        self.dead.retain(|row, theirs| {
+            row.0 != ifindex || *theirs != Some(mac) || deleting.keys().any(|(other, _)| *other == ifindex)
+        });
+    }
+
     /// Whether an intent may be another than it was before this batch, although its objects are the same.
     pub(crate) fn may_be_anew(&self, policy: &ObjectName, consumer: &ObjectName) -> bool {
-        let changes = |name| self.changed.get(name).copied().unwrap_or(0);
-        self.reborn.contains(consumer) || changes(policy) + changes(consumer) > 1
+        self.reborn.contains(consumer) || self.changes(policy) + self.changes(consumer) > 1
+    }
+
+    /// How often an object changed in this batch.
+    pub(crate) fn changes(&self, name: &ObjectName) -> u32 {
+        self.changed.get(name).copied().unwrap_or(0)
     }
 
     /// A new batch begins.
@@ -284,11 +322,12 @@ impl Told {
 
     fn link(&mut self, link: &Link) {
         let ifindex = link.ifindex;
-        if let Some((device, token)) = self.suspects.remove(&ifindex)
+        if let Some((device, identity)) = self.suspects.remove(&ifindex)
             && device.mac != link.mac
         {
-            self.dead.insert((ifindex, token));
+            self.dead.insert((ifindex, identity.token), named_by(&identity));
         }
+        self.revive(ifindex, link.mac);
         match self.links.get(&ifindex) {
             // A rename is a new device too: whoever looks by name may meet another.
             Some(before) if before.mac == link.mac && before.name == link.name => {}
@@ -296,6 +335,8 @@ impl Told {
             None => {
                 if self.attached_before.remove(&ifindex) {
                     self.attached.insert(ifindex, link.mac);
+                    // A read that is under way was asked for before anybody knew of the device.
+                    *self.devices.entry(ifindex).or_default() += 1;
                 } else {
                     self.another(ifindex);
                 }
@@ -307,10 +348,11 @@ impl Told {
 
     /// A device is gone for sure, and its identity with it.
     fn dies(&mut self, ifindex: Ifindex) {
-        let identity = self.identity(ifindex).map(|identity| identity.token);
-        let suspect = self.suspects.remove(&ifindex).map(|(_, token)| token);
+        let identity = self.identity(ifindex);
+        let suspect = self.suspects.remove(&ifindex).map(|(_, identity)| identity);
+        let died = identity.or(suspect);
         self.dead
-            .extend(identity.or(suspect).map(|token| (ifindex, token)));
+            .extend(died.map(|identity| ((ifindex, identity.token), named_by(&identity))));
         self.gone(ifindex);
     }
 
@@ -341,31 +383,21 @@ impl Told {
         if void || !self.links.contains_key(&ifindex) {
             return;
         }
-        let row = match read {
-            RegistryRead::Row(identity) => Some(*identity),
-            RegistryRead::Absent => None,
-            RegistryRead::Failed(_) => return self.unreadable(ifindex),
-        };
-        let before = self.rows.insert(ifindex, Known::Row(row));
-        if self.left_behind.remove(&ifindex) || before != Some(Known::Row(row)) {
-            self.version += 1;
+        match read {
+            RegistryRead::Row(identity) => drop(self.rows.insert(ifindex, Known::Row(Some(*identity)))),
+            RegistryRead::Absent => drop(self.rows.insert(ifindex, Known::Row(None))),
+            RegistryRead::Failed(_) => {
+                self.rows.entry(ifindex).or_insert(Known::Unreadable);
+                return;
+            }
         }
+        self.left_behind.remove(&ifindex);
     }
 }
 
-/// Whether an event may change what is wanted, whatever it says. (Reads count what they change themselves.)
-const fn says_something(event: &Event, op: Option<&Op>) -> bool {
-    match event {
-        Event::Remembered(_)
-        | Event::Poke(_)
-        | Event::Tick
-        | Event::Registry(_)
-        | Event::HooksChanged(_)
-        | Event::HooksUnknown => false,
-        Event::Answer(_, Ok(_)) => matches!(op, Some(Op::Attach { .. } | Op::Detach { .. })),
-        Event::Answer(_, Err(error)) => matches!(error, OpError::NoDevice | OpError::Detached { .. }),
-        _ => true,
-    }
+/// The address by which a row names its one device.
+fn named_by(identity: &Identity) -> Option<Mac> {
+    (!identity.host_mac_shared).then_some(identity.host_mac)
 }
 
 /// The device that an operation names with its address.
