@@ -224,6 +224,8 @@ pub(crate) struct Oracle {
     /// Intents of which nobody can say whether they continue one of an earlier life.
     doubtful: BTreeSet<Uids>,
     holds: BTreeMap<Uids, Hold>,
+    /// Intents of which nobody can say whether their hold goes on or is a new one, until the next line about them.
+    vague: BTreeSet<Uids>,
     /// Start of the last hold, for those that have not been Programmed since.
     hold_starts: BTreeMap<Uids, Now>,
     holds_begun: u64,
@@ -266,6 +268,7 @@ impl Oracle {
             judged: BTreeSet::new(),
             doubtful: BTreeSet::new(),
             holds: BTreeMap::new(),
+            vague: BTreeSet::new(),
             hold_starts: BTreeMap::new(),
             holds_begun: 0,
             trouble: Trouble::default(),
@@ -297,6 +300,7 @@ impl Oracle {
         self.judged.clear();
         self.doubtful.clear();
         self.holds.clear();
+        self.vague.clear();
         self.hold_starts.clear();
         self.holds_begun = 0;
         self.errors = false;
@@ -1811,15 +1815,12 @@ impl Oracle {
 
     fn the_log(&mut self, effects: &[Effect], now: Now) -> Checked {
         const RULE: &str = "DESIGN 2.6: one line when a hold starts, when its reason changes, when it ends";
-        let anew: BTreeSet<Uids> = self
-            .view
-            .intents
-            .values()
-            .filter(|intent| {
-                self.told.may_be_anew(&intent.policy, &intent.consumer) && self.is_new(intent.since, now)
-            })
-            .map(|intent| (intent.policy_uid.0.clone(), intent.consumer_uid.0.clone()))
-            .collect();
+        for intent in self.view.intents.values() {
+            if self.told.may_be_anew(&intent.policy, &intent.consumer) && self.is_new(intent.since, now) {
+                self.vague
+                    .insert((intent.policy_uid.0.clone(), intent.consumer_uid.0.clone()));
+            }
+        }
         for effect in effects {
             let Effect::Log(line) = effect else { continue };
             ensure!(
@@ -1858,7 +1859,7 @@ impl Oracle {
                 .get(&uids)
                 .is_some_and(|memory| memory.held_since.is_some());
             match reason {
-                _ if anew.contains(&uids) => {}
+                _ if self.vague.remove(&uids) => {}
                 Some(_) if begins => ensure!(known.is_none(), RULE, "{line:?} although {known:?}"),
                 Some(reason) => ensure!(
                     known.is_some_and(|known| known.reason != reason) || (known.is_none() && goes_on),
@@ -1887,21 +1888,21 @@ impl Oracle {
             match intent.state {
                 State::Held(reason) => {
                     ensure!(
-                        said == Some(reason) || (said.is_none() && memory == Some(intent.state)),
+                        said == Some(reason)
+                            || (said.is_none() && memory == Some(intent.state))
+                            || self.vague.contains(&uids),
                         RULE,
                         "{intent:?}, the log said {said:?}"
                     );
                 }
-                State::Programmed => ensure!(
-                    said.is_none() || anew.contains(&uids),
-                    RULE,
-                    "{intent:?}, the log still says {said:?}"
-                ),
+                State::Programmed if self.vague.remove(&uids) => drop(self.holds.remove(&uids)),
+                State::Programmed => ensure!(said.is_none(), RULE, "{intent:?}, the log still says {said:?}"),
                 State::Pending | State::Failed(_) => {}
             }
             there.insert(uids);
         }
         self.holds.retain(|uids, _| there.contains(uids));
+        self.vague.retain(|uids| there.contains(uids));
         self.hold_starts.retain(|uids, _| there.contains(uids));
         let counted: u64 = self.view.summary.holds_begun.values().sum();
         ensure!(
