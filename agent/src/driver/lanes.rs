@@ -26,6 +26,17 @@ pub enum Job {
     Audit(OpId, Vec<Belief>),
 }
 
+impl Job {
+    /// Does it, and says what came of it.
+    pub(super) fn carry_out(self, datapath: &dyn Datapath) -> Event {
+        match self {
+            Self::Op(id, op) => Event::Answer(id, datapath.carry_out(&op)),
+            Self::Audit(id, beliefs) => Event::Audited(id, datapath.audit(&beliefs)),
+            Self::ReadRegistry(ifindexes) => Event::Registry(datapath.read_registry(&ifindexes)),
+        }
+    }
+}
+
 /// What a lane did with one batch.
 #[derive(Debug)]
 pub struct Answers {
@@ -65,6 +76,16 @@ pub struct LanesHealth {
 }
 
 impl LanesHealth {
+    /// A lane begins a call.
+    pub(super) fn busy(&self, lane: Lane, now: Boot) {
+        self.since[index(lane)].store(now.0, Ordering::Relaxed);
+    }
+
+    /// A lane is inside no call any more.
+    pub(super) fn idle(&self, lane: Lane) {
+        self.since[index(lane)].store(0, Ordering::Relaxed);
+    }
+
     /// The lanes that have been inside one call for more than 10 s.
     #[must_use]
     pub fn stuck(&self, now: Boot) -> Vec<Lane> {
@@ -81,7 +102,7 @@ impl LanesHealth {
 const LANES: usize = 4;
 
 /// In the order of [`index`].
-const ALL: [Lane; LANES] = [Lane::Write, Lane::Attach, Lane::Prove, Lane::Audit];
+pub(super) const ALL: [Lane; LANES] = [Lane::Write, Lane::Attach, Lane::Prove, Lane::Audit];
 
 const fn index(lane: Lane) -> usize {
     match lane {
@@ -211,16 +232,15 @@ struct Worker {
 
 impl Worker {
     fn run(self, mut jobs: Jobs) {
-        let busy = &self.health.since[index(self.lane)];
         while let Some(batch) = jobs.blocking_recv() {
             let events = batch
                 .into_iter()
                 .map(|job| {
-                    busy.store(self.clock.now().boot.0, Ordering::Relaxed);
-                    self.carry_out(job)
+                    self.health.busy(self.lane, self.clock.now().boot);
+                    job.carry_out(&*self.datapath)
                 })
                 .collect();
-            busy.store(0, Ordering::Relaxed);
+            self.health.idle(self.lane);
             let at = self.clock.now().boot;
             if self
                 .answers
@@ -233,14 +253,6 @@ impl Worker {
             {
                 return;
             }
-        }
-    }
-
-    fn carry_out(&self, job: Job) -> Event {
-        match job {
-            Job::Op(id, op) => Event::Answer(id, self.datapath.carry_out(&op)),
-            Job::Audit(id, beliefs) => Event::Audited(id, self.datapath.audit(&beliefs)),
-            Job::ReadRegistry(ifindexes) => Event::Registry(self.datapath.read_registry(&ifindexes)),
         }
     }
 }

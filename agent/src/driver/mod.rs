@@ -34,6 +34,9 @@ const BATCH_EVENTS: usize = 256;
 /// ... or for so long.
 const BATCH_NANOS: u64 = Boot::MILLI;
 
+/// So many queues lead to the driver.
+const KINDS: usize = 6;
+
 /// Everything that comes to the driver.
 pub struct Inputs {
     /// Questions of others.
@@ -97,6 +100,8 @@ pub struct Driver {
     pass_duration: Histogram,
     report: Pace,
     remember: Pace,
+    /// Which queue is looked into next.
+    turn: usize,
 }
 
 /// Somebody waits until the engine is done with an interface.
@@ -149,6 +154,7 @@ impl Driver {
             // A report that costs much to build is built less often: at most a twentieth of one core.
             report: Pace::new(20 * Boot::MILLI, 20),
             remember: Pace::new(Boot::SECOND, 100),
+            turn: 0,
         };
         for event in first {
             driver.handle(event, now);
@@ -186,12 +192,15 @@ impl Driver {
             self.pass();
             let nanos = self.clock.now().boot.since(started);
             self.pass_duration.observe(nanos);
+            // However much is queued, others have their turn at the processor.
+            tokio::task::yield_now().await;
         }
         self.publish_report();
         self.publish_remembered();
     }
 
     async fn wait(&mut self, stop: &mut (impl Future<Output = ()> + Unpin)) -> Input {
+        let queued = self.queued();
         let deadline = self.next_deadline();
         let sleep = async {
             match deadline {
@@ -199,11 +208,12 @@ impl Driver {
                 None => std::future::pending().await,
             }
         };
-        // Cancel safety: `recv` of each channel loses nothing when another branch wins. Biased, so that answers
-        // (which free what others wait for) go before news, and stopping goes before everything.
+        // Cancel safety: `recv` of each channel loses nothing when another branch wins. Biased, so that stopping goes
+        // before everything (what is queued is nobody's then), and what is there already before what may come.
         tokio::select! {
             biased;
             () = stop => Input::Stop,
+            Some(input) = std::future::ready(queued) => input,
             Some(answers) = self.inputs.answers.recv() => Input::Answers(answers),
             Some(command) = self.inputs.commands.recv() => Input::Command(command),
             Some(news) = self.inputs.links.recv() => Input::Link(news),
@@ -215,24 +225,20 @@ impl Driver {
         }
     }
 
-    /// The next input that is there already.
+    /// The next input that is there already. Each kind has its turn, so that a flood of one keeps no other waiting.
     fn queued(&mut self) -> Option<Input> {
-        if let Ok(answers) = self.inputs.answers.try_recv() {
-            return Some(Input::Answers(answers));
-        }
-        if let Ok(command) = self.inputs.commands.try_recv() {
-            return Some(Input::Command(command));
-        }
-        if let Ok(news) = self.inputs.links.try_recv() {
-            return Some(Input::Link(news));
-        }
-        if let Ok(news) = self.inputs.source.try_recv() {
-            return Some(Input::Source(news));
-        }
-        if let Ok(ifindex) = self.inputs.wakes.try_recv() {
-            return Some(Input::Wake(ifindex));
-        }
-        self.inputs.hooks.try_recv().ok().map(Input::Hooks)
+        (0..KINDS).find_map(|_| {
+            let kind = self.turn;
+            self.turn = (self.turn + 1) % KINDS;
+            match kind {
+                0 => self.inputs.answers.try_recv().ok().map(Input::Answers),
+                1 => self.inputs.commands.try_recv().ok().map(Input::Command),
+                2 => self.inputs.links.try_recv().ok().map(Input::Link),
+                3 => self.inputs.source.try_recv().ok().map(Input::Source),
+                4 => self.inputs.wakes.try_recv().ok().map(Input::Wake),
+                _ => self.inputs.hooks.try_recv().ok().map(Input::Hooks),
+            }
+        })
     }
 
     /// Nanoseconds until something is due although nothing happens.
