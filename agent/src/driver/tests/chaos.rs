@@ -142,14 +142,18 @@ async fn live(seed: u64) {
     let mut actions = whole(1);
     actions.extend((0..60).map(|_| something(&mut dice, &mut number)));
     for action in actions {
+        println!("{:?} {action:?}", parts.clock.now().boot);
         for news in outside.apply(&action) {
             rig.give(news).await;
         }
         tokio::time::sleep(Duration::from_millis(dice.below(1_500))).await;
-        match dice.below(40) {
-            0 => rig = again(rig, &parts, &outside, true).await,
-            1 => rig = again(rig, &parts, &outside, false).await,
-            _ => {}
+        let end = dice.below(40);
+        if end < 2 {
+            println!(
+                "the process ends{}",
+                if end == 0 { ", as by a crash" } else { "" }
+            );
+            rig = again(rig, &parts, &outside, end == 0).await;
         }
     }
     // What was never answered is never tried again in this life: bpf(2) cannot be cancelled. The next one adopts.
@@ -175,6 +179,7 @@ fn random_lives_come_to_rest_where_a_fresh_start_does() {
     let (first, count): (u64, u64) = (number("HF_SEED").unwrap_or(1), number("HF_SEEDS").unwrap_or(40));
     for seed in first..first + count {
         println!("seed {seed} (HF_SEED={seed} HF_SEEDS=1 repeats it)");
+        // The actions follow: they are shown when it fails.
         tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

@@ -85,6 +85,7 @@ async fn work_for(lane: Lane, rig: &Rig) {
         }
         Lane::Prove => {
             rig.link(down(OTHER, "hfo", 2)).await;
+            rig.until("second", State::Held(HoldReason::NoCarrier)).await;
             rig.link(link(OTHER, "hfo", 2)).await;
         }
         Lane::Audit => tokio::time::sleep(AUDIT).await,
@@ -122,7 +123,7 @@ async fn a_lane_that_hangs_holds_up_no_other_lane_and_neither_events_nor_reports
         // Nothing is wrong yet; after ten seconds this lane is, and no other.
         assert_eq!(rig.not_alive().await, Vec::<String>::new(), "{lane:?}");
         tokio::time::sleep(Duration::from_secs(11)).await;
-        assert_eq!(rig.health.stuck(rig.clock.now().boot), [lane]);
+        assert_eq!(rig.health.stuck(rig.clock.now().boot), [lane], "{lane:?}");
         let wrong = rig.not_alive().await;
         assert!(
             wrong.len() == 1 && wrong[0].contains("10 s"),

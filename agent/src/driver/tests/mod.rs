@@ -144,6 +144,8 @@ struct Parts {
     rule: Rule,
     points: Arc<Points>,
     watch: Watch,
+    /// Time between audits; zero = none.
+    audit: Duration,
 }
 
 impl Parts {
@@ -155,6 +157,7 @@ impl Parts {
             rule: Arc::new(move |job| rule(job).into()),
             points: Arc::default(),
             watch: Arc::new(|_| {}),
+            audit: AUDIT,
         }
     }
 }
@@ -223,7 +226,7 @@ impl Rig {
             features: Kernel::FEATURES,
             neighbour_only: false,
             hashes: hash::hashes(),
-            audit_every: AUDIT.as_nanos() as u64,
+            audit_every: parts.audit.as_nanos() as u64,
         });
         let driver = Driver::new(
             engine,
