@@ -100,7 +100,7 @@ async fn what_is_held_wakes_the_driver_for_its_rechecks_and_asks_netlink_nothing
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_for_ever_costs_no_more_than_what_is_held() {
+async fn what_fails_for_ever_costs_what_is_held_costs() {
     let (held, held_jobs, _) = rest(&held(Duration::ZERO).await).await;
     let parts = Parts::new(|job: &Job| match job {
         Job::Op(_, Op::WriteEntries { ifindex: OTHER, .. }) => {
@@ -119,8 +119,9 @@ async fn what_fails_for_ever_costs_no_more_than_what_is_held() {
     let (failing, jobs, asked) = rest(&rig).await;
     println!("ten minutes: failing {failing} passes and {jobs} jobs, held {held} and {held_jobs}");
     assert_eq!(rig.state("first").await, State::Programmed);
-    assert!(failing <= held, "{failing}, {held}");
-    assert!(jobs <= held_jobs, "{jobs}, {held_jobs}");
+    // A try is a write and, as nobody knows what it has left, a delete; what is held is read.
+    assert!(jobs <= 2 * held_jobs, "{jobs}, {held_jobs}");
+    assert!(failing <= held + held_jobs, "{failing}, {held}");
     assert_eq!(asked, 0);
 }
 

@@ -44,6 +44,8 @@ struct Route {
     generation: u64,
     consumers: &'static str,
     producers: &'static str,
+    /// Who served it at earlier generations: they go on while nobody of the present ones is ready (KeepOld).
+    earlier: BTreeSet<&'static str>,
 }
 
 pub(super) struct Outside {
@@ -148,11 +150,14 @@ impl Outside {
                 Self::changed(ObjectChange::AttachmentGone(named(&format!("a{ifindex}"))))
             }
             Action::Policy(name, consumers, producers) => {
-                let generation = self.policies.get(name).map_or(1, |route| route.generation + 1);
+                let before = self.policies.get(name);
                 let route = Route {
-                    generation,
+                    generation: before.map_or(1, |route| route.generation + 1),
                     consumers,
                     producers,
+                    earlier: before.map_or_else(BTreeSet::new, |route| {
+                        route.earlier.iter().copied().chain([route.producers]).collect()
+                    }),
                 };
                 self.policies.insert(name, route);
                 Self::changed(self.policy(name))
@@ -219,15 +224,27 @@ impl Outside {
 
     /// What must be served.
     pub(super) fn wanted(&self) -> Paths {
-        let ready = |app: &str| -> BTreeSet<Ifindex> {
-            let of_app = self.attachments.iter().filter(|(_, other)| **other == app);
-            let ifindexes = of_app.map(|(ifindex, _)| *ifindex);
-            ifindexes.filter(|ifindex| self.is_ready(*ifindex)).collect()
-        };
         self.claims()
             .filter(|(ifindex, _, _)| self.is_ready(*ifindex))
-            .map(|(ifindex, name, route)| ((ifindex, port_of(name)), ready(route.producers)))
+            .map(|(ifindex, name, route)| ((ifindex, port_of(name)), self.ready(route.producers)))
             .filter(|(_, producers)| !producers.is_empty())
+            .collect()
+    }
+
+    fn ready(&self, app: &str) -> BTreeSet<Ifindex> {
+        let of_app = self.attachments.iter().filter(|(_, other)| **other == app);
+        let ifindexes = of_app.map(|(ifindex, _)| *ifindex);
+        ifindexes.filter(|ifindex| self.is_ready(*ifindex)).collect()
+    }
+
+    /// What may be served besides: by the producers of earlier generations, while there are no others.
+    fn kept(&self) -> Paths {
+        self.claims()
+            .filter(|(ifindex, _, route)| self.is_ready(*ifindex) && self.ready(route.producers).is_empty())
+            .map(|(ifindex, name, route)| {
+                let earlier = route.earlier.iter().flat_map(|app| self.ready(app));
+                ((ifindex, port_of(name)), earlier.collect())
+            })
             .collect()
     }
 
@@ -392,11 +409,16 @@ impl Rig {
     /// What is served is what must be, and the policies say so.
     pub(super) async fn assert_right(&self, outside: &Outside, when: &str) {
         let (wanted, served) = (outside.wanted(), outside.served());
-        let right = wanted.keys().eq(served.keys())
-            && served
-                .iter()
-                .all(|(path, targets)| targets.is_subset(&wanted[path]));
-        assert!(right, "{when}: served {served:?}, wanted {wanted:?}");
+        let kept = outside.kept();
+        let right = wanted.keys().all(|path| served.contains_key(path))
+            && served.iter().all(|(path, targets)| {
+                let allowed = wanted.get(path).or_else(|| kept.get(path));
+                allowed.is_some_and(|allowed| targets.is_subset(allowed))
+            });
+        assert!(
+            right,
+            "{when}: served {served:?}, wanted {wanted:?}, kept {kept:?}"
+        );
         for (name, programmed) in outside.states() {
             let state = self.state(name).await;
             assert_eq!(
