@@ -246,11 +246,15 @@ fn a_hundred_thousand_without_an_identity_cost_one_read_of_each_device_in_30_s()
     assert!(is_at_rest(busy), "{busy:?}");
 }
 
-/// What a policy costs in the hour after it came: wake-ups, operations (or reads), lines beside summaries.
+/// What a policy costs in the hour after it came.
 #[derive(Debug, Default)]
 struct Hour {
     wakes: u32,
+    /// Operations that failed.
     tries: usize,
+    /// All operations, and all reads of the registry.
+    asked: usize,
+    /// Lines beside summaries.
     lines: usize,
 }
 
@@ -263,6 +267,7 @@ fn an_hour(bench: &mut Bench, fails: impl Fn(&Op) -> bool) -> Hour {
     loop {
         while !sent.is_empty() || !bench.out.is_empty() {
             hour.tries += sent.iter().filter(|op| fails(op)).count();
+            hour.asked += sent.len();
             let failing = bench.out.iter().filter(|(_, op)| fails(op));
             let ids: Vec<OpId> = failing.map(|(id, _)| *id).collect();
             for id in ids {
@@ -281,11 +286,13 @@ fn an_hour(bench: &mut Bench, fails: impl Fn(&Op) -> bool) -> Hour {
         sent = bench.poll();
     }
     let [_, reads, ..] = counts(0, &bench.effects);
-    hour.tries += reads;
-    let lines = bench.log().into_iter();
-    hour.lines = lines
-        .filter(|line| !matches!(line.what, Happening::Summary { .. }))
-        .count();
+    hour.asked += reads;
+    let mut lines = bench.log();
+    lines.retain(|line| !matches!(line.what, Happening::Summary { .. }));
+    hour.lines = lines.len();
+    for line in lines.iter().take(5) {
+        println!("{line:?}");
+    }
     hour
 }
 
@@ -310,7 +317,7 @@ fn a_policy_that_fails_for_ever_costs_what_a_held_one_costs() {
     ))]));
     holding.run();
     holding.give(come("late"));
-    let held = an_hour(&mut holding, bad);
+    let held = an_hour(&mut holding, |_| false);
     assert_eq!(
         holding.state("bad", "late"),
         State::Held(HoldReason::IdentityMissing)
@@ -319,7 +326,8 @@ fn a_policy_that_fails_for_ever_costs_what_a_held_one_costs() {
     println!("in an hour: failing {failed:?}, held {held:?}");
     // 0, 1, 3, 7, 15, 31 s, then every 30 s.
     assert_eq!(failed.tries, 6 + (3_600 - 31) / 30);
-    assert!(failed.tries <= held.tries + 1, "{failed:?} {held:?}");
+    // A try is a write and, as nobody knows what it has left, a delete; what is held is read.
+    assert!(failed.asked <= 2 * held.asked, "{failed:?} {held:?}");
     // The hold is summed up once a minute besides.
     assert!(failed.wakes <= held.wakes, "{failed:?} {held:?}");
     assert_eq!((failed.lines, held.lines), (1, 1));
