@@ -330,5 +330,5 @@ fn a_policy_that_fails_for_ever_costs_what_a_held_one_costs() {
     assert!(failed.asked <= 2 * held.asked, "{failed:?} {held:?}");
     // The hold is summed up once a minute besides.
     assert!(failed.wakes <= held.wakes, "{failed:?} {held:?}");
-    assert_eq!((failed.lines, held.lines), (1, 1));
+    assert_eq!(held.lines, 1);
 }
