@@ -1242,6 +1242,8 @@ impl Engine {
             && !port.troubles.contains_key(&Goal::RowClosed);
         let keys: BTreeSet<RouteKey> = claims.keys.keys().chain(port.entries.keys()).copied().collect();
         let mut deletes: Vec<RouteKey> = Vec::new();
+        // Of these what a write that failed may have left of what is still wanted: no news, however often it is tried.
+        let mut leftovers: BTreeSet<RouteKey> = BTreeSet::new();
         let mut revokes: BTreeMap<RouteKey, Entry> = BTreeMap::new();
         let mut writes: BTreeMap<usize, BTreeMap<RouteKey, Entry>> = BTreeMap::new();
         let nothing = Cell::Sure(None);
@@ -1289,6 +1291,7 @@ impl Engine {
             if intent.fallback == 2 && cell.sure().is_none() {
                 // What may be there of it goes.
                 deletes.push(key);
+                leftovers.insert(key);
                 continue;
             }
             if intent.entries_trouble.as_ref().is_some_and(|t| t.blocked) && cell.is(&None) {
@@ -1345,7 +1348,7 @@ impl Engine {
             self.write_entries(ifindex, port, &plans[index], entries, live, target);
         }
         if !port.blocked(Goal::Unclaimed) {
-            self.take_entries_away(ifindex, port, revokes, deletes);
+            self.take_entries_away(ifindex, port, revokes, deletes, &leftovers);
         } else if !revokes.is_empty() {
             // It goes on delivering although nobody wants it: the whole interface is closed.
             port.troubles.remove(&Goal::RowOpen);
@@ -1483,6 +1486,7 @@ impl Engine {
         port: &mut Port,
         revokes: BTreeMap<RouteKey, Entry>,
         deletes: Vec<RouteKey>,
+        leftovers: &BTreeSet<RouteKey>,
     ) {
         if !revokes.is_empty() {
             let keys: Vec<RouteKey> = revokes.keys().copied().collect();
@@ -1505,7 +1509,12 @@ impl Engine {
         if deletes.is_empty() {
             return;
         }
-        let removed = self.removed(port, &deletes);
+        let unwanted: Vec<RouteKey> = deletes
+            .iter()
+            .filter(|key| !leftovers.contains(key))
+            .copied()
+            .collect();
+        let removed = self.removed(port, &unwanted);
         let delivering = port.may_be_open()
             && deletes.iter().any(|key| {
                 port.entries
