@@ -1,12 +1,12 @@
 //! The composition root: the only place that knows everybody.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use crate::datapath::{
 use crate::driver::lanes::Lanes;
 use crate::driver::{self, Driver, Handle, Identification, Inputs, MetricsSnapshot, Outputs, Snapshot};
 use crate::journal::{self, Journal};
+use crate::loops::{self, Counter};
 use crate::netlink::hooks::{self, HookNews};
 use crate::netlink::{self, Counters, Monitor, NetlinkError};
 use crate::preflight;
@@ -208,10 +209,10 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     });
 
     let (wake_sender, wake_receiver) = mpsc::channel(QUEUE);
-    let loops = LoopErrors::default();
-    loops.watch("wakes", wakes.run(wake_sender));
+    let loops = Loops::new();
+    loops.watch(loops::WAKES, wakes.run(wake_sender));
     if let Some(logs) = logs {
-        loops.watch("logs", logs.run());
+        loops.watch(loops::LOGS, logs.run());
     }
 
     let (source_sender, source_receiver) = mpsc::channel::<SourceNews>(QUEUE);
@@ -224,7 +225,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         },
         source_sender,
         Arc::clone(&clock),
-        Arc::clone(&loops.source),
+        loops.counter(loops::SOURCE),
     );
 
     let (command_sender, command_receiver) = mpsc::channel(QUEUE);
@@ -238,7 +239,6 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let (memory_sender, memory_receiver) = watch::channel(Arc::new(Vec::<Remembered>::new()));
 
     let report_counts = WriteCounts::default();
-    let memory_errors = Arc::new(AtomicU64::new(0));
     let writers = vec![
         report::file::spawn(
             &settings.run_dir,
@@ -251,7 +251,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             boot_id,
             memory_receiver,
             stamps.clone(),
-            Arc::clone(&memory_errors),
+            loops.counter(loops::MEMORY),
         ),
     ];
 
@@ -274,6 +274,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         started: clock.now(),
         source: "dir",
         all_policies: settings.all_policies,
+        foreign_allowed: settings.allow_foreign_before,
     };
     let servers = http::serve(sources.clone(), settings.listen, settings.metrics_listen).await?;
     let socket = socket::serve(sources, &settings.run_dir)?;
@@ -315,7 +316,6 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         Box::new(Telltales {
             links: monitor.counters,
             reports: report_counts,
-            memory: memory_errors,
             loops,
         }),
     );
@@ -398,21 +398,27 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
         })
 }
 
-/// Errors of tasks that run beside the driver, by name.
-#[derive(Clone, Debug, Default)]
-struct LoopErrors {
-    source: Arc<AtomicU64>,
-    wakes: Arc<AtomicU64>,
-    logs: Arc<AtomicU64>,
-}
+/// Rounds of tasks that run beside the driver, by name.
+#[derive(Clone, Debug)]
+struct Loops(BTreeMap<&'static str, Arc<Counter>>);
 
-impl LoopErrors {
+impl Loops {
+    fn new() -> Self {
+        let names = [loops::SOURCE, loops::WAKES, loops::LOGS, loops::MEMORY];
+        Self(names.map(|name| (name, Arc::default())).into())
+    }
+
+    fn counter(&self, name: &'static str) -> Arc<Counter> {
+        self.0.get(name).cloned().unwrap_or_default()
+    }
+
     /// Runs a loop; its end is an error that is counted and said. Nothing depends on it but promptness.
     fn watch(&self, name: &'static str, run: impl Future<Output = io::Result<()>> + Send + 'static) {
-        let counter = Arc::clone(if name == "wakes" { &self.wakes } else { &self.logs });
+        let counter = self.counter(name);
         tokio::spawn(async move {
+            counter.run();
             if let Err(error) = run.await {
-                counter.fetch_add(1, Ordering::Relaxed);
+                counter.error();
                 tracing::error!(r#loop = name, %error, "a loop has ended");
             }
         });
@@ -423,8 +429,7 @@ impl LoopErrors {
 struct Telltales {
     links: Arc<Counters>,
     reports: WriteCounts,
-    memory: Arc<AtomicU64>,
-    loops: LoopErrors,
+    loops: Loops,
 }
 
 impl driver::Telltales for Telltales {
@@ -432,18 +437,10 @@ impl driver::Telltales for Telltales {
         metrics.netlink_overruns = self.links.overruns();
         metrics.netlink_resyncs = self.links.resyncs();
         metrics.report_writes = self.reports.by_result();
+        metrics.loops.insert(loops::NETLINK, self.links.rounds());
+        let counted = self.loops.0.iter();
         metrics
-            .loop_errors
-            .insert("source", self.loops.source.load(Ordering::Relaxed));
-        metrics.loop_errors.insert("netlink", self.links.bursts());
-        metrics
-            .loop_errors
-            .insert("memory", self.memory.load(Ordering::Relaxed));
-        metrics
-            .loop_errors
-            .insert("wakes", self.loops.wakes.load(Ordering::Relaxed));
-        metrics
-            .loop_errors
-            .insert("logs", self.loops.logs.load(Ordering::Relaxed));
+            .loops
+            .extend(counted.map(|(name, counter)| (*name, counter.read())));
     }
 }

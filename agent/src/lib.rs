@@ -12,6 +12,7 @@ pub mod driver;
 pub mod fault;
 pub mod files;
 pub mod journal;
+pub mod loops;
 pub mod netlink;
 pub mod preflight;
 pub mod registry;

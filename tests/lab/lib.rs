@@ -4,8 +4,10 @@
 //! Nothing here has a name outside: namespaces are held by open files, mounts are in a mount namespace, processes die
 //! with the thread that started them. So whatever ends a test, also SIGKILL, takes everything with it.
 
+pub mod alerts;
 pub mod bulk;
 pub mod cases;
+pub mod codegen;
 pub mod counters;
 pub mod floor;
 pub mod ground;

@@ -11,6 +11,7 @@ mod args;
 mod bench;
 mod bpf;
 mod cache;
+mod codegen;
 mod demo;
 mod elf;
 mod fuzz;
@@ -42,6 +43,7 @@ const COMMANDS: &[Command] = &[
     demo::COMMAND,
     test::COMMAND,
     test::LINT,
+    codegen::COMMAND,
     mutants::COMMAND,
     fuzz::COMMAND,
     bench::COMMAND,

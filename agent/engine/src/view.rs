@@ -61,6 +61,13 @@ impl<'a> View<'a> {
             .filter_map(move |name| view.policy(name))
     }
 
+    /// How many interfaces have somebody else's program before ours, as the last audit found.
+    #[must_use]
+    pub fn foreign_before(&self) -> u64 {
+        let ports = self.engine.ports.values();
+        ports.filter(|port| !port.foreign.is_empty()).count() as u64
+    }
+
     /// Every intent, by policy and consumer.
     pub fn intents(&self) -> impl Iterator<Item = IntentView> + use<'a> {
         let view = *self;

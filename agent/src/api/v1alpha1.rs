@@ -18,6 +18,8 @@ pub const GROUP: &str = "holdfast.dev";
 pub const ORIGIN_UID: &str = "holdfast.dev/origin-uid";
 /// Annotation: generation of the object that this one is a copy of.
 pub const ORIGIN_GENERATION: &str = "holdfast.dev/origin-generation";
+/// Annotation: when that object became what it is, RFC 3339. Only measured by.
+pub const ORIGIN_TIME: &str = "holdfast.dev/origin-time";
 
 /// Kinds that users write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -767,6 +767,24 @@ pub fn origin(annotations: &BTreeMap<String, String>) -> Result<Option<Origin>, 
     }
 }
 
+/// When the origin became what it is, milliseconds since the Unix epoch, if the annotation says so.
+///
+/// # Errors
+/// When it is no time; it then counts as absent.
+pub fn origin_time(annotations: &BTreeMap<String, String>) -> Result<Option<i64>, Problem> {
+    let Some(text) = annotations.get(written::ORIGIN_TIME) else {
+        return Ok(None);
+    };
+    match text.parse::<jiff::Timestamp>() {
+        Ok(time) => Ok(Some(time.as_millisecond())),
+        Err(_) => Err(Problem {
+            path: format!("metadata.annotations[{}]", written::ORIGIN_TIME),
+            message: "no time as in 2026-01-31T12:00:00Z".to_owned(),
+            unsupported: false,
+        }),
+    }
+}
+
 /// RFC 1123 label.
 fn label(text: &str) -> Result<(), String> {
     if text.len() <= 63 && dns_part(text) {

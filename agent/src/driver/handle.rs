@@ -1,10 +1,11 @@
 //! How everybody else asks the driver.
 
-use holdfast_engine::model::{Ifindex, ObjectName, Token};
+use holdfast_engine::model::{Boot, Ifindex, Now, ObjectName, Token};
 use holdfast_engine::view::{AttachmentView, IntentView, PolicyView, Settled, Summary};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::loops;
 use crate::source::SourceStatus;
 
 /// What others may ask of the driver.
@@ -74,10 +75,12 @@ pub struct MetricsSnapshot {
     pub policies: Vec<PolicyView>,
     /// How the source is doing.
     pub source: SourceStatus,
-    /// Wall time of the source's last sign of life, milliseconds since the Unix epoch.
-    pub source_last_activity_ms: Option<i64>,
+    /// The source's last sign of life.
+    pub source_last_activity: Option<Now>,
     /// `holdfast_programming_duration_seconds`: per leg the count, the sum in nanoseconds, and counts per bucket.
     pub durations: std::collections::BTreeMap<holdfast_engine::model::Leg, Histogram>,
+    /// From the time that the origins of policies name to the first sight here.
+    pub origin_to_seen: Histogram,
     /// Events waiting for the engine.
     pub queue_depth: u64,
     /// Seconds that the events of the last batch waited.
@@ -86,12 +89,25 @@ pub struct MetricsSnapshot {
     pub pass_duration: Histogram,
     /// Reports written: result (`ok`, `error`) -> count.
     pub report_writes: std::collections::BTreeMap<&'static str, u64>,
-    /// Errors of each loop.
-    pub loop_errors: std::collections::BTreeMap<&'static str, u64>,
+    /// Rounds of each loop.
+    pub loops: std::collections::BTreeMap<&'static str, loops::Count>,
+    /// Interfaces at which somebody else's program comes before ours.
+    pub foreign_before: u64,
     /// Netlink receive overruns.
     pub netlink_overruns: u64,
     /// Complete dumps beyond the first.
     pub netlink_resyncs: u64,
+}
+
+impl MetricsSnapshot {
+    /// When it was taken.
+    #[must_use]
+    pub const fn now(&self) -> Now {
+        Now {
+            boot: Boot(self.now_boot_ns),
+            wall_ms: self.now_wall_ms,
+        }
+    }
 }
 
 /// A histogram with the buckets [`Histogram::BOUNDS_NS`].

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use holdfast_engine::belief::Belief;
-use holdfast_engine::model::{Boot, Event, Ifindex, Lane, Op, OpId};
+use holdfast_engine::model::{Boot, Event, Ifindex, Lane, Op, OpError, OpId, RegistryRead};
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
@@ -113,6 +113,28 @@ const fn index(lane: Lane) -> usize {
     }
 }
 
+/// Label `loop` of a lane.
+pub(super) const fn name(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Write => "write",
+        Lane::Attach => "attach",
+        Lane::Prove => "prove",
+        Lane::Audit => "audit",
+    }
+}
+
+/// Whether an answer says that the kernel refused. A device that is gone is a fact, not a refusal.
+pub(super) fn failed(answer: &Event) -> bool {
+    match answer {
+        Event::Answer(_, Err(error)) => *error != OpError::NoDevice,
+        Event::Audited(_, audited) => audited.unreadable.is_some(),
+        Event::Registry(reads) => reads
+            .iter()
+            .any(|(_, read)| matches!(read, RegistryRead::Failed(_))),
+        _ => false,
+    }
+}
+
 /// Jobs of one batch, as a worker receives them.
 pub type Jobs = mpsc::Receiver<Vec<Job>>;
 
@@ -170,13 +192,7 @@ impl Lanes {
                 health: health.clone(),
                 answers: answers.clone(),
             };
-            let name = match lane {
-                Lane::Write => "hf-write",
-                Lane::Attach => "hf-attach",
-                Lane::Prove => "hf-prove",
-                Lane::Audit => "hf-audit",
-            };
-            let builder = thread::Builder::new().name(name.to_owned());
+            let builder = thread::Builder::new().name(format!("hf-{}", name(lane)));
             threads.push(builder.spawn(move || worker.run(jobs))?);
         }
         Ok((lanes, threads))

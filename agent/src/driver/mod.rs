@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::journal::Journal;
+use crate::loops;
 use crate::netlink::LinkNews;
 use crate::netlink::hooks::HookNews;
 use crate::source::{SourceNews, SourceStatus};
@@ -51,6 +52,18 @@ pub struct Inputs {
     pub wakes: mpsc::Receiver<Ifindex>,
     /// Devices at whose hooks somebody has changed something; nothing comes where that cannot matter.
     pub hooks: mpsc::Receiver<HookNews>,
+}
+
+impl Inputs {
+    /// How much waits, in all queues.
+    fn waiting(&self) -> usize {
+        self.commands.len()
+            + self.answers.len()
+            + self.links.len()
+            + self.source.len()
+            + self.wakes.len()
+            + self.hooks.len()
+    }
 }
 
 /// Everything that the driver sends to.
@@ -96,6 +109,9 @@ pub struct Driver {
     source: SourceStatus,
     source_activity: Option<Now>,
     durations: BTreeMap<Leg, Histogram>,
+    origin_to_seen: Histogram,
+    /// Rounds of the lanes.
+    loops: BTreeMap<&'static str, loops::Count>,
     queue_wait: Histogram,
     pass_duration: Histogram,
     report: Pace,
@@ -149,6 +165,8 @@ impl Driver {
             source: SourceStatus::default(),
             source_activity: None,
             durations: BTreeMap::new(),
+            origin_to_seen: Histogram::default(),
+            loops: BTreeMap::new(),
             queue_wait: Histogram::default(),
             pass_duration: Histogram::default(),
             // A report that costs much to build is built less often: at most a twentieth of one core.
@@ -261,6 +279,10 @@ impl Driver {
             Input::Answers(answers) => {
                 self.queue_wait.observe(now.boot.since(answers.at));
                 self.outputs.lanes.idle(answers.lane);
+                let rounds = self.loops.entry(lanes::name(answers.lane)).or_default();
+                for event in &answers.events {
+                    rounds.ran(lanes::failed(event));
+                }
                 for event in answers.events {
                     self.handle(event, now);
                 }
@@ -284,6 +306,9 @@ impl Driver {
                 match news {
                     SourceNews::Changes(changes) => self.handle(Event::Objects(changes), now),
                     SourceNews::Complete => self.handle(Event::SourceComplete, now),
+                    SourceNews::Arrived(ages) => {
+                        ages.into_iter().for_each(|age| self.origin_to_seen.observe(age));
+                    }
                     SourceNews::Status(status) | SourceNews::Failing(status) => self.source = status,
                 }
             }
@@ -433,14 +458,14 @@ impl Driver {
                 self.engine.view().troubled().collect()
             },
             source: self.source.clone(),
-            source_last_activity_ms: self.source_activity.map(|at| {
-                now.wall_ms - i64::try_from(now.boot.since(at.boot) / Boot::MILLI).unwrap_or(i64::MAX)
-            }),
+            source_last_activity: self.source_activity,
             durations: self.durations.clone(),
-            queue_depth: (self.inputs.answers.len() + self.inputs.links.len() + self.inputs.source.len())
-                as u64,
+            origin_to_seen: self.origin_to_seen.clone(),
+            queue_depth: self.inputs.waiting() as u64,
             queue_wait: self.queue_wait.clone(),
             pass_duration: self.pass_duration.clone(),
+            loops: self.loops.clone(),
+            foreign_before: self.engine.view().foreign_before(),
             ..MetricsSnapshot::default()
         };
         self.telltales.fill(&mut metrics);

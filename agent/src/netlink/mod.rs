@@ -46,6 +46,8 @@ use std::time::Duration;
 use holdfast_engine::model::{Ifindex, Link};
 use tokio::sync::{Notify, mpsc};
 
+use crate::loops;
+
 /// What the monitor says. Order is meaning: later news win.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkNews {
@@ -93,6 +95,7 @@ pub struct Counters {
     overruns: AtomicU64,
     resyncs: AtomicU64,
     bursts: AtomicU64,
+    rounds: loops::Counter,
 }
 
 impl Counters {
@@ -112,6 +115,12 @@ impl Counters {
     #[must_use]
     pub fn bursts(&self) -> u64 {
         self.bursts.load(Ordering::Relaxed)
+    }
+
+    /// Complete dumps and troubles.
+    #[must_use]
+    pub fn rounds(&self) -> loops::Count {
+        self.rounds.read()
     }
 
     fn count(counter: &AtomicU64) {

@@ -325,6 +325,7 @@ impl Task {
     }
 
     fn finished(&mut self, finished: Finished, now: Instant) {
+        self.counters.rounds.run();
         if finished.what == Dumped::Addresses {
             if finished.interrupted {
                 // Single addresses cannot be asked for: again, until one is whole.
@@ -398,6 +399,8 @@ impl Task {
         if matches!(reason, Reason::Overrun) {
             Counters::count(&self.counters.overruns);
         }
+        self.counters.rounds.run();
+        self.counters.rounds.error();
         let new_burst = self.last_trouble.is_none_or(|last| now >= last + QUIET);
         self.last_trouble = Some(now);
         if new_burst {

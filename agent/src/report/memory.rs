@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use holdfast_engine::model::Remembered;
@@ -15,6 +14,7 @@ use tokio::time::Instant;
 use super::Stamps;
 use crate::api::hash::sha256;
 use crate::files::{self, Durability, FileError};
+use crate::loops::Counter;
 
 /// Name of the file in the state directory.
 pub const NAME: &str = "intents.json";
@@ -92,20 +92,20 @@ pub fn boot_id() -> Result<String, FileError> {
 }
 
 /// Starts the task that keeps the file up to date with the newest value. It ends, after a last write, when the
-/// sender is dropped. `errors` counts writes that failed.
+/// sender is dropped. `rounds` counts writes.
 #[must_use]
 pub fn spawn(
     state_dir: &Path,
     boot_id: String,
     values: watch::Receiver<Arc<Vec<Remembered>>>,
     stamps: Stamps,
-    errors: Arc<AtomicU64>,
+    rounds: Arc<Counter>,
 ) -> JoinHandle<()> {
     let keeper = Keeper {
         path: state_dir.join(NAME),
         boot_id,
         stamps,
-        errors,
+        rounds,
         written: None,
         failing: false,
     };
@@ -116,7 +116,7 @@ struct Keeper {
     path: PathBuf,
     boot_id: String,
     stamps: Stamps,
-    errors: Arc<AtomicU64>,
+    rounds: Arc<Counter>,
     /// Hash of what the file says.
     written: Option<[u8; 32]>,
     failing: bool,
@@ -147,6 +147,7 @@ impl Keeper {
     }
 
     async fn write(&mut self, intents: Arc<Vec<Remembered>>) {
+        self.rounds.run();
         let path = self.path.clone();
         let boot_id = self.boot_id.clone();
         let distance_ms = self.stamps.distance_ms();
@@ -183,7 +184,7 @@ impl Keeper {
     }
 
     fn failed(&mut self, error: &dyn std::error::Error) {
-        self.errors.fetch_add(1, Ordering::Relaxed);
+        self.rounds.error();
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(
                 path = %self.path.display(),
@@ -220,14 +221,14 @@ mod tests {
     async fn the_last_value_of_a_life_is_the_first_of_the_next() {
         let dir = tempfile::tempdir().unwrap();
         let (send, receive) = watch::channel(Arc::new(Vec::new()));
-        let errors = Arc::new(AtomicU64::new(0));
+        let rounds = Arc::new(Counter::default());
         let stamps = Stamps::resume(123);
         let task = spawn(
             dir.path(),
             "boot-1".to_owned(),
             receive,
             stamps,
-            Arc::clone(&errors),
+            Arc::clone(&rounds),
         );
         for name in ["p", "q"] {
             send.send_replace(Arc::new(vec![remembered(name)]));
@@ -235,7 +236,7 @@ mod tests {
         }
         drop(send);
         task.await.unwrap();
-        assert_eq!(errors.load(Ordering::Relaxed), 0);
+        assert_eq!(rounds.read().errors, 0);
 
         let memory = load(dir.path(), "boot-1").unwrap();
         assert_eq!(memory.intents, vec![remembered("q")]);
@@ -261,16 +262,16 @@ mod tests {
     async fn a_missing_state_directory_is_counted_and_ends_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (send, receive) = watch::channel(Arc::new(Vec::new()));
-        let errors = Arc::new(AtomicU64::new(0));
+        let rounds = Arc::new(Counter::default());
         let task = spawn(
             &dir.path().join("gone"),
             "boot-1".to_owned(),
             receive,
             Stamps::default(),
-            Arc::clone(&errors),
+            Arc::clone(&rounds),
         );
         send.send_replace(Arc::new(vec![remembered("p")]));
-        while errors.load(Ordering::Relaxed) == 0 {
+        while rounds.read().errors == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         drop(send);

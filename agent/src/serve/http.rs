@@ -124,6 +124,7 @@ async fn scraped(sources: &Sources) -> Result<String, String> {
         stamps: sources.stamps.clone(),
         started: sources.started,
         source: sources.source,
+        foreign_allowed: sources.foreign_allowed,
     })
     .map_err(|error| error.to_string())
 }

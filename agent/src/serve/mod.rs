@@ -47,4 +47,6 @@ pub struct Sources {
     pub source: &'static str,
     /// Series for every policy, not only for those in trouble.
     pub all_policies: bool,
+    /// Whether a foreign program before ours is allowed.
+    pub foreign_allowed: bool,
 }

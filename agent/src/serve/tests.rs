@@ -80,6 +80,7 @@ impl Rig {
             started: Now::default(),
             source: "dir",
             all_policies: true,
+            foreign_allowed: false,
         };
         Self {
             driver: tokio::spawn(drive(receiver, Arc::clone(&known))),

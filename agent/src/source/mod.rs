@@ -15,6 +15,8 @@ pub enum SourceNews {
     Changes(Vec<ObjectChange>),
     /// The set is complete since the start.
     Complete,
+    /// Policies that name the time of their origin were seen for the first time so many nanoseconds after it.
+    Arrived(Vec<u64>),
     /// Proof of life, and what is wrong with objects that could not be used at all. Replaces the earlier one.
     Status(SourceStatus),
     /// The source itself cannot be read: what it said stays, and this is no proof of life.

@@ -41,6 +41,7 @@ impl Rig {
             started: Now::default(),
             source: "dir",
             all_policies: false,
+            foreign_allowed: false,
         };
         health::failing(&sources).await
     }

@@ -45,6 +45,8 @@ pub(super) struct Object {
     pub labels: BTreeMap<String, String>,
     /// What it is a copy of.
     pub origin: Option<Origin>,
+    /// When that became what it is, milliseconds since the Unix epoch.
+    pub origin_time_ms: Option<i64>,
     /// What it says.
     pub content: Content,
     /// What is wrong with it.
@@ -232,16 +234,21 @@ fn judge(document: &Node, key: Key) -> Object {
         });
     }
     // Said, but no reason to refuse the object: an unreadable origin counts as absent.
-    let (origin, origin_wrong) = match validate::origin(&metadata.annotations) {
-        Ok(origin) => (origin, None),
-        Err(problem) => (
-            None,
-            Some(Wrong {
-                place: document.find(&problem.path),
-                reason: problem.to_string(),
-            }),
-        ),
+    let mut unreadable = Vec::new();
+    let mut say = |problem: Problem| {
+        unreadable.push(Wrong {
+            place: document.find(&problem.path),
+            reason: problem.to_string(),
+        });
     };
+    let origin = validate::origin(&metadata.annotations).unwrap_or_else(|problem| {
+        say(problem);
+        None
+    });
+    let origin_time_ms = validate::origin_time(&metadata.annotations).unwrap_or_else(|problem| {
+        say(problem);
+        None
+    });
     // The version must be known before the content is judged by it: what is wrong with the metadata is part of what a
     // generation stands for, since it decides between good and refused.
     let claim = claim(&mut judge, key.kind, &metadata, origin.as_ref());
@@ -255,7 +262,7 @@ fn judge(document: &Node, key: Key) -> Object {
         _ if key.kind == Kind::Attachment => Content::BadAttachment,
         _ => Content::BadPolicy(refusal(document, &judge.problems)),
     };
-    judge.wrong.extend(origin_wrong);
+    judge.wrong.extend(unreadable);
     for wrong in &mut judge.wrong {
         wrong.reason = format!("{key}: {}", wrong.reason);
     }
@@ -265,6 +272,7 @@ fn judge(document: &Node, key: Key) -> Object {
         claim,
         labels: metadata.labels,
         origin,
+        origin_time_ms,
         content,
         wrong: judge.wrong,
     }

@@ -89,8 +89,8 @@ enum Verdict {
     Gone,
     /// What was in force stays.
     Keep,
-    /// It is good.
-    Good(Claim, Box<Good>),
+    /// It is good; with the time of its origin.
+    Good(Claim, Box<Good>, Option<i64>),
     /// It is a policy that is refused.
     Refused(Claim, holdfast_engine::model::Refusal),
 }
@@ -112,6 +112,8 @@ pub(super) struct Scanner {
     /// What each file said in an earlier life; empty after the first scan.
     left: BTreeMap<String, Vec<Key>>,
     started: bool,
+    /// How long after the time of their origin policies were seen for the first time, nanoseconds.
+    arrived: Vec<u64>,
 }
 
 impl Scanner {
@@ -134,7 +136,13 @@ impl Scanner {
             refused: BTreeSet::new(),
             left,
             started: false,
+            arrived: Vec::new(),
         }
+    }
+
+    /// How long after the time of their origin policies were seen for the first time since the last call, nanoseconds.
+    pub(super) fn arrived(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.arrived)
     }
 
     /// Whether something waits for the state directory.
@@ -186,7 +194,7 @@ impl Scanner {
         self.ledger.save();
         let mut changes = Vec::new();
         for (key, verdict) in verdicts {
-            self.tell(&key, verdict, &mut changes);
+            self.tell(&key, verdict, now_ms, &mut changes);
         }
         Ok(changes)
     }
@@ -404,7 +412,7 @@ impl Scanner {
         });
         self.ledger.note(key, &claim, &version, file, good.clone());
         match (good, refusal) {
-            (Some(good), _) => Verdict::Good(claim, Box::new(good)),
+            (Some(good), _) => Verdict::Good(claim, Box::new(good), object.origin_time_ms),
             (None, Some(refusal)) => Verdict::Refused(claim, refusal),
             (None, None) => Verdict::Keep,
         }
@@ -438,7 +446,7 @@ impl Scanner {
 
     // --- telling -------------------------------------------------------------------------------------------
 
-    fn tell(&mut self, key: &Key, verdict: Verdict, changes: &mut Vec<ObjectChange>) {
+    fn tell(&mut self, key: &Key, verdict: Verdict, now_ms: i64, changes: &mut Vec<ObjectChange>) {
         if self.ledger.is_blocked(key) {
             self.blocked.insert(key.clone());
             return;
@@ -450,7 +458,7 @@ impl Scanner {
                 }
             }
             Verdict::Keep => self.tell_last_good(key, changes),
-            Verdict::Good(claim, good) => {
+            Verdict::Good(claim, good, origin_time_ms) => {
                 let Some(version) = self.ledger.current(key) else {
                     return;
                 };
@@ -463,6 +471,8 @@ impl Scanner {
                 if self.told.get(key) != Some(&told) {
                     changes.extend(self.change(key, &version, &good));
                     self.told.insert(key.clone(), told);
+                    self.arrived
+                        .extend(origin_time_ms.and_then(|then| nanos_between(then, now_ms)));
                 }
             }
             Verdict::Refused(claim, refusal) => {
@@ -596,6 +606,12 @@ fn problem(file: &str, text: &str, place: Place, reason: String) -> SourceProble
         reason,
         excerpt: document::excerpt(text, place),
     }
+}
+
+/// Nanoseconds from one wall-clock time to another; none if the clocks disagree about which is first.
+fn nanos_between(then_ms: i64, now_ms: i64) -> Option<u64> {
+    let ms = u64::try_from(now_ms.checked_sub(then_ms)?).ok()?;
+    Some(ms.saturating_mul(1_000_000))
 }
 
 fn plain_problem(file: &str, reason: String) -> SourceProblem {

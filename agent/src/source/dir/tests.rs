@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use holdfast_engine::model::{Attachment, FailReason, ObjectChange, ObjectName, Policy};
@@ -852,6 +851,7 @@ struct Live {
     complete: bool,
     problems: Vec<String>,
     failing: bool,
+    arrived: Vec<u64>,
     _dirs: [TempDir; 2],
 }
 
@@ -868,7 +868,7 @@ impl Live {
             node: "edge-1".to_owned(),
             state_dir: state.path().to_owned(),
         };
-        drop(spawn(config, send, Arc::new(System), Arc::new(AtomicU64::new(0))));
+        drop(spawn(config, send, Arc::new(System), Arc::default()));
         Self {
             directory,
             news,
@@ -876,6 +876,7 @@ impl Live {
             complete: false,
             problems: Vec::new(),
             failing: false,
+            arrived: Vec::new(),
             _dirs: [parent, state],
         }
     }
@@ -899,6 +900,7 @@ impl Live {
                     self.problems = status.problems.iter().map(ToString::to_string).collect();
                 }
                 SourceNews::Failing(_) => self.failing = true,
+                SourceNews::Arrived(ages) => self.arrived.extend(ages),
             }
         }
     }
@@ -937,6 +939,46 @@ async fn files_are_followed_as_editors_and_tools_change_them() {
     fs::rename(live.directory.join("a.yaml"), live.directory.join("a.off")).unwrap();
     fs::remove_file(live.directory.join("b.yaml")).unwrap();
     live.until(|live| live.world.attachments.len() == 1).await;
+}
+
+/// A policy whose origin became what it is so many seconds ago.
+fn copied(name: &str, port: u32, age: i64) -> String {
+    let time = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(age);
+    let annotations = format!("annotations: {{holdfast.dev/origin-time: \"{time}\"}}");
+    policy(name, port).replace(&format!("name: {name}"), &format!("name: {name}, {annotations}"))
+}
+
+#[tokio::test]
+async fn the_way_from_the_origin_is_measured_for_what_arrives() {
+    let mut live = Live::new(|directory| {
+        fs::write(directory.join("old.yaml"), copied("old", 53, 3_600)).unwrap();
+    });
+    live.until(|live| live.complete).await;
+    for (name, port, age) in [("new", 53, 7), ("old", 54, 5), ("ahead", 53, -60)] {
+        fs::write(live.directory.join("staged"), copied(name, port, age)).unwrap();
+        fs::rename(
+            live.directory.join("staged"),
+            live.directory.join(format!("{name}.yaml")),
+        )
+        .unwrap();
+        live.until(|live| live.world.policies.contains_key(&format!("shop/{name}")))
+            .await;
+    }
+    // What has been told already when the next one comes.
+    fs::write(live.directory.join("a.yaml"), attachment("web", "hf0")).unwrap();
+    live.until(|live| live.interface("shop/web").is_some()).await;
+    // What was there before, and what the clocks disagree about, says nothing.
+    let seconds: Vec<u64> = live.arrived.iter().map(|nanos| nanos / 1_000_000_000).collect();
+    assert_eq!(seconds, [7, 5], "{:?}", live.arrived);
+    assert!(live.problems.is_empty(), "{:?}", live.problems);
+    let unreadable = copied("bad", 53, 0).replace("origin-time: \"2", "origin-time: \"x");
+    fs::write(live.directory.join("b.yaml"), unreadable).unwrap();
+    live.until(|live| {
+        live.problems
+            .iter()
+            .any(|problem| problem.contains("no time as in"))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -7,7 +7,6 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
@@ -18,6 +17,7 @@ use tokio::time::Instant;
 
 use super::scan::{Dirty, Scanner, is_ours};
 use crate::clock::Clock;
+use crate::loops::Counter;
 use crate::source::{SourceNews, SourceProblem, SourceStatus};
 
 /// How often the directory is looked at although nothing happened: whether it is still the watched one. Also the
@@ -39,14 +39,14 @@ pub struct Config {
     pub state_dir: PathBuf,
 }
 
-/// Starts the task that follows the directory. It ends when the receiver is gone. `errors` counts failures of the
-/// directory and of its watch.
+/// Starts the task that follows the directory. It ends when the receiver is gone. `rounds` counts looks at the
+/// directory, and failures of it and of its watch.
 #[must_use]
 pub fn spawn(
     config: Config,
     news: mpsc::Sender<SourceNews>,
     clock: Arc<dyn Clock>,
-    errors: Arc<AtomicU64>,
+    rounds: Arc<Counter>,
 ) -> JoinHandle<()> {
     tokio::spawn(async move {
         let directory = config.directory.clone();
@@ -58,7 +58,7 @@ pub fn spawn(
             watch: None,
             news,
             clock,
-            errors,
+            rounds,
             complete: false,
             failure: None,
             said: BTreeSet::new(),
@@ -90,7 +90,7 @@ struct Follower {
     watch: Option<Watch>,
     news: mpsc::Sender<SourceNews>,
     clock: Arc<dyn Clock>,
-    errors: Arc<AtomicU64>,
+    rounds: Arc<Counter>,
     complete: bool,
     /// Why the directory cannot be read.
     failure: Option<String>,
@@ -103,6 +103,7 @@ impl Follower {
         let mut audit = Instant::now() + AUDIT;
         let mut dirty = Dirty::All;
         loop {
+            self.rounds.run();
             if self.watch.is_none() {
                 // First the watch, then the scan: what changes in between is seen twice rather than never. Without a
                 // watch the directory is polled.
@@ -170,7 +171,7 @@ impl Follower {
     }
 
     fn trouble(&self, why: &str) {
-        self.errors.fetch_add(1, Ordering::Relaxed);
+        self.rounds.error();
         tracing::debug!(directory = %self.directory.display(), why, "the directory is watched anew");
     }
 
@@ -209,17 +210,21 @@ impl Follower {
             tracing::info!(directory = %self.directory.display(), "the directory can be read again");
         }
         self.say(&status);
+        let arrived = self.scanner.as_mut().map(Scanner::arrived).unwrap_or_default();
         if !changes.is_empty() {
             self.send(SourceNews::Changes(changes)).await?;
         }
         if !std::mem::replace(&mut self.complete, true) {
+            // What was there before this life has not arrived now.
             self.send(SourceNews::Complete).await?;
+        } else if !arrived.is_empty() {
+            self.send(SourceNews::Arrived(arrived)).await?;
         }
         self.send(SourceNews::Status(status)).await
     }
 
     async fn fail(&mut self, error: &io::Error, mut status: SourceStatus) -> Result<(), Closed> {
-        self.errors.fetch_add(1, Ordering::Relaxed);
+        self.rounds.error();
         let reason = error.to_string();
         if self.failure.as_ref() != Some(&reason) {
             tracing::warn!(

@@ -1,0 +1,76 @@
+//! Files of the repository that are written from the code.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use holdfast::serve::metrics;
+
+use crate::alerts::{Alerts, Pace};
+
+/// A file that is written from the code.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// Where it is, from the root of the repository.
+    pub path: &'static str,
+    /// What it says.
+    pub text: String,
+}
+
+/// All of them.
+///
+/// # Errors
+/// When a source of one makes no sense.
+pub fn files() -> anyhow::Result<Vec<Generated>> {
+    let alerts = Alerts::read()?;
+    Ok(vec![
+        Generated {
+            path: "deploy/monitoring/METRICS.md",
+            text: metrics::document(),
+        },
+        Generated {
+            path: "deploy/monitoring/rules/holdfast.yaml",
+            text: alerts.rules(Pace::SHIPPED)?,
+        },
+        Generated {
+            path: "deploy/monitoring/rules/prometheusrule.yaml",
+            text: alerts.object(Pace::SHIPPED)?,
+        },
+    ])
+}
+
+/// A path of the repository.
+#[must_use]
+pub fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// Writes those that are not current; says which.
+///
+/// # Errors
+/// When one cannot be written.
+pub fn write() -> anyhow::Result<Vec<&'static str>> {
+    let stale = files()?.into_iter().filter(|file| !is_current(file));
+    stale
+        .map(|file| {
+            let path = in_repository(file.path);
+            path.parent()
+                .map_or(Ok(()), std::fs::create_dir_all)
+                .and_then(|()| std::fs::write(&path, &file.text))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            Ok(file.path)
+        })
+        .collect()
+}
+
+/// Those that are not current.
+///
+/// # Errors
+/// When a source of one makes no sense.
+pub fn stale() -> anyhow::Result<Vec<&'static str>> {
+    let stale = files()?.into_iter().filter(|file| !is_current(file));
+    Ok(stale.map(|file| file.path).collect())
+}
+
+fn is_current(file: &Generated) -> bool {
+    std::fs::read_to_string(in_repository(file.path)).is_ok_and(|text| text == file.text)
+}
