@@ -239,8 +239,8 @@ fn every_operation_is_done_once_and_found_again() -> anyhow::Result<()> {
         };
         ensure!(carry_out(&kernel, &sources)? == 2);
         ensure!(carry_out(&kernel, &sources)? == 0);
-        ensure!(carry_out(&kernel, &Op::DeleteRow { ifindex })? == 1);
-        ensure!(carry_out(&kernel, &Op::DeleteRow { ifindex })? == 0);
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex })? == 1);
+        ensure!(carry_out(&kernel, &Op::ClearInterface { ifindex })? == 0);
         let adoption = kernel.adopt()?;
         let empty = Adoption {
             attached: adoption.attached.clone(),

@@ -1058,7 +1058,6 @@ impl Script<'_> {
                     has_sources: self.dice.once_in(2),
                 },
             },
-            6 if self.dice.once_in(3) => Op::DeleteRow { ifindex },
             7 | 8 => Op::WriteSources {
                 ifindex,
                 add: (0..self.dice.roll(3)).map(|_| self.source()).collect(),

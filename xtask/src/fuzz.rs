@@ -106,7 +106,7 @@ struct Fuzzer {
 
 impl Fuzzer {
     fn build(build: &BuildDir) -> anyhow::Result<Self> {
-        let host = host()?;
+        let host = tools::host()?;
         let sources = tools::workspace_root()?.join("tests/fuzz");
         let work = build.path().join("fuzz");
         // With a target named, build scripts and macros are not instrumented: they have no fuzzer to talk to.
@@ -172,13 +172,4 @@ impl Fuzzer {
             ExitCode::FAILURE
         })
     }
-}
-
-/// The compiler's own target.
-fn host() -> anyhow::Result<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let said =
-        tools::answer(std::process::Command::new(rustc).arg("-vV")).context("rustc does not answer")?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc does not say its host")?.to_owned())
 }

@@ -1,43 +1,59 @@
 //! `cargo xtask mutants`: breaks the engine one line at a time, and demands that a test notices each.
 //!
 //! A rule that no test guards is a wish. Each mutant names the rule that it breaks and the tests that must
-//! fail; they run on a copy of the engine, so that an interrupted run leaves nothing broken behind.
+//! fail, and what fails must name that rule, too.
 
-use std::collections::BTreeSet;
+mod copy;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use crate::args::Args;
+use crate::cache::BuildDir;
 use crate::tools;
+use copy::{Copy, Outcome};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
     name: "mutants",
     summary: "Break the engine one line at a time: each time a test must fail",
     help: "\
-Usage: cargo xtask mutants [--list] [--part N/M] [NAME...]
+Usage: cargo xtask mutants [--list] [--part N/M | --quarter] [NAME...]
 
-tests/mutants/engine.toml names one-line changes of the engine, the rule that each breaks, and the tests that must
-fail then. A mutant that all of its tests pass has survived, and fails the command; so does one whose line is
-not found any more, one that does not compile, and one that takes more than 30 s to be noticed.
+tests/mutants/engine.toml names the rules of the engine, one-line changes of it, the rule that each breaks, and the tests
+that must fail then. A mutant that all of its tests pass has survived, and fails the command; so does one whose line
+is not found exactly once, one that does not compile, one that takes more than 30 s to be noticed, and one that is
+noticed only by what does not name its rule (a test `rule_13_...`, or the model world's \"ENGINE 13: ...\").
+
+Copies of the engine, one a core, are broken, built and tested side by side in the build directory.
 
   NAME         only these
-  --list       name them and stop
-  --part N/M   every M-th of them, beginning with the N-th (CI runs a quarter in turn)",
+  --list       each rule with its mutants, and what must notice them; runs nothing
+  --part N/M   every M-th of them, beginning with the N-th
+  --quarter    the quarter whose turn it is: it turns with the revision",
     run,
 };
 
 /// So soon a mutant must be noticed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// More copies than this would only wait for the disk.
+const MOST_COPIES: usize = 4;
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
+    /// Every rule that a mutant breaks, and what it says.
+    rules: BTreeMap<String, String>,
     mutant: Vec<Mutant>,
 }
 
@@ -57,80 +73,78 @@ struct Mutant {
     killed_by: String,
 }
 
+impl Mutant {
+    /// The test target and the filter of names.
+    fn killer(&self) -> (&str, &str) {
+        self.killed_by.split_once("::").unwrap_or((&self.killed_by, ""))
+    }
+}
+
 /// How it went with one.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
-    Killed,
+    /// By these.
+    Killed(String),
+    /// Only by what names other rules.
+    Misnamed(String),
     Survived,
     TooLate,
     NotFound(usize),
     DoesNotCompile,
 }
 
+impl Fate {
+    fn shown(&self) -> String {
+        match self {
+            Self::Killed(by) => format!("killed by {by}"),
+            Self::Misnamed(by) => format!("NOTICED ONLY BY {by}"),
+            Self::Survived => "SURVIVED".to_owned(),
+            Self::TooLate => format!("NOT NOTICED IN {} s", PATIENCE.as_secs()),
+            Self::NotFound(times) => format!("STALE: ITS TEXT IS THERE {times} TIMES"),
+            Self::DoesNotCompile => "DOES NOT COMPILE".to_owned(),
+        }
+    }
+}
+
+/// What a worker does next.
+enum Job<'a> {
+    /// The tests that are asked must pass without a mutant.
+    Unbroken(&'a str, BTreeSet<&'a str>),
+    Broken(&'a Mutant),
+}
+
 fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let list_only = args.switch("--list");
+    let quarter = args.switch("--quarter");
     let part = args.value("--part")?.map(|part| parse_part(&part)).transpose()?;
     let wanted = args.rest()?;
-    let root = tools::workspace_root()?;
-    let path = root.join("tests/mutants/engine.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let list: List =
-        toml::from_str(&text).with_context(|| format!("{} is not well formed", path.display()))?;
-    check(&list)?;
+    let list = read_list()?;
     for name in &wanted {
         if !list.mutant.iter().any(|mutant| mutant.name == *name) {
             bail!("there is no mutant `{name}` (cargo xtask mutants --list names them)");
         }
     }
-    let chosen: Vec<&Mutant> = list
-        .mutant
-        .iter()
-        .enumerate()
-        .filter(|(at, mutant)| {
-            part.is_none_or(|(first, of)| at % of == first)
-                && (wanted.is_empty() || wanted.contains(&mutant.name))
-        })
-        .map(|(_, mutant)| mutant)
-        .collect();
+    let part = if quarter { Some(turn(4)) } else { part };
+    let mut chosen = part_of(&list.mutant, part);
+    chosen.retain(|mutant| wanted.is_empty() || wanted.contains(&mutant.name));
     if list_only {
-        for mutant in chosen {
-            println!("{:50} {:12} {}", mutant.name, mutant.rule, mutant.killed_by);
-        }
+        print_list(&list, &chosen);
         return Ok(ExitCode::SUCCESS);
     }
-    let copy = Copy::make(&root)?;
-    let filters: BTreeSet<&str> = chosen.iter().map(|mutant| mutant.killed_by.as_str()).collect();
-    println!("==> without a mutant");
-    for filter in filters {
-        copy.must_pass(filter)?;
+    if let Some((at, of)) = part {
+        println!("part {}/{of} of {} mutants", at + 1, list.mutant.len());
     }
-    let mut bad = 0;
-    for (at, mutant) in chosen.iter().enumerate() {
-        let started = Instant::now();
-        let fate = copy.try_mutant(mutant)?;
-        let seconds = started.elapsed().as_secs_f64();
-        let said = match &fate {
-            Fate::Killed => "killed".to_owned(),
-            Fate::Survived => "SURVIVED".to_owned(),
-            Fate::TooLate => format!("NOT NOTICED in {} s", PATIENCE.as_secs()),
-            Fate::NotFound(times) => format!("LINE FOUND {times} TIMES in {}", mutant.file),
-            Fate::DoesNotCompile => "DOES NOT COMPILE".to_owned(),
-        };
-        println!(
-            "{:3}/{} {:50} {:12} {said} ({seconds:.1} s)",
-            at + 1,
-            chosen.len(),
-            mutant.name,
-            mutant.rule
-        );
-        bad += usize::from(fate != Fate::Killed);
-    }
-    println!("{} killed, {bad} not", chosen.len() - bad);
-    Ok(if bad == 0 {
+    let good = try_all(&BuildDir::open()?, &chosen)?;
+    Ok(if good {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn part_of(mutants: &[Mutant], part: Option<(usize, usize)>) -> Vec<&Mutant> {
+    let (first, of) = part.unwrap_or((0, 1));
+    mutants.iter().skip(first).step_by(of).collect()
 }
 
 fn parse_part(part: &str) -> anyhow::Result<(usize, usize)> {
@@ -140,6 +154,29 @@ fn parse_part(part: &str) -> anyhow::Result<(usize, usize)> {
         bail!("--part is N/M with N from 1 to M, not `{part}`");
     }
     Ok((first - 1, of))
+}
+
+/// Whose turn it is: the number of commits tells, or the commit's name where a shallow clone cannot count them.
+fn turn(of: usize) -> (usize, usize) {
+    let git = |words: &[&str]| {
+        let root = tools::workspace_root().ok()?;
+        tools::answer(tools::clean("git").current_dir(root).args(words))
+    };
+    let number = if git(&["rev-parse", "--is-shallow-repository"]).as_deref() == Some("false") {
+        git(&["rev-list", "--count", "HEAD"]).and_then(|count| count.parse().ok())
+    } else {
+        git(&["rev-parse", "HEAD"]).and_then(|name| usize::from_str_radix(name.get(..8)?, 16).ok())
+    };
+    (number.unwrap_or(0) % of, of)
+}
+
+fn read_list() -> anyhow::Result<List> {
+    let path = tools::workspace_root()?.join("tests/mutants/engine.toml");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let list: List =
+        toml::from_str(&text).with_context(|| format!("{} is not well formed", path.display()))?;
+    check(&list)?;
+    Ok(list)
 }
 
 fn check(list: &List) -> anyhow::Result<()> {
@@ -154,150 +191,210 @@ fn check(list: &List) -> anyhow::Result<()> {
         if !mutant.killed_by.contains("::") {
             bail!("killed_by of `{}` is TARGET::FILTER", mutant.name);
         }
+        if !list.rules.contains_key(&mutant.rule) {
+            bail!("mutant `{}` breaks a rule that is not among [rules]", mutant.name);
+        }
+    }
+    for rule in list.rules.keys() {
+        if !list.mutant.iter().any(|mutant| mutant.rule == *rule) {
+            bail!("no mutant breaks rule {rule}");
+        }
     }
     Ok(())
 }
 
-/// The engine alone, in a workspace of its own.
-struct Copy {
-    root: PathBuf,
+/// Rules in the order in which people count: 2 before 10.
+fn in_order(list: &List) -> Vec<(&String, &String)> {
+    let mut rules: Vec<_> = list.rules.iter().collect();
+    rules.sort_by_key(|(rule, _)| {
+        let (book, number) = rule.split_once(' ').unwrap_or((rule, ""));
+        let number: Vec<u32> = number.split('.').filter_map(|part| part.parse().ok()).collect();
+        (book, number)
+    });
+    rules
 }
 
-impl Copy {
-    fn make(workspace: &Path) -> anyhow::Result<Self> {
-        let root = tools::cache_dir()?.join("mutants");
-        let engine = root.join("agent/engine");
-        if engine.exists() {
-            fs::remove_dir_all(&engine).with_context(|| format!("cannot empty {}", engine.display()))?;
+fn print_list(list: &List, chosen: &[&Mutant]) {
+    for (rule, what) in in_order(list) {
+        let mut mutants = chosen.iter().filter(|mutant| mutant.rule == *rule).peekable();
+        if mutants.peek().is_none() {
+            continue;
         }
-        copy_tree(&workspace.join("agent/engine"), &engine)?;
-        fs::copy(workspace.join("Cargo.lock"), root.join("Cargo.lock")).context("cannot copy Cargo.lock")?;
-        let manifest = fs::read_to_string(workspace.join("Cargo.toml")).context("cannot read Cargo.toml")?;
-        let mut manifest: toml::Table = manifest.parse().context("Cargo.toml is not well formed")?;
-        if let Some(table) = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut) {
-            table.insert("members".into(), toml::Value::Array(vec!["agent/engine".into()]));
+        println!("{rule}: {what}");
+        for mutant in mutants {
+            println!("    {:58} {}", mutant.name, mutant.killed_by);
         }
-        // Mutants are built more often than they run.
-        manifest.remove("profile");
-        fs::write(root.join("Cargo.toml"), manifest.to_string())
-            .context("cannot write the copy's Cargo.toml")?;
-        Ok(Self { root })
+    }
+    println!("{} mutants of {} rules", chosen.len(), list.rules.len());
+}
+
+/// Says whether each was killed.
+fn try_all(build: &BuildDir, chosen: &[&Mutant]) -> anyhow::Result<bool> {
+    let started = Instant::now();
+    let cores = thread::available_parallelism().map_or(2, usize::from);
+    let copies = cores.min(MOST_COPIES);
+    let work = &Work {
+        place: build.path().join("mutants"),
+        cores_each: cores.div_ceil(copies),
+        jobs: Mutex::new(jobs(chosen)),
+        total: chosen.len(),
+        tried: AtomicUsize::new(0),
+        killed: AtomicUsize::new(0),
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (1..=copies)
+            .map(|number| scope.spawn(move || work.share(number)))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            let done = worker.join();
+            done.unwrap_or_else(|_| bail!("a worker panicked"))
+        })
+    })?;
+    let killed = work.killed.load(Ordering::Relaxed);
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "{} mutants: {killed} killed, {} not, in {seconds:.0} s",
+        chosen.len(),
+        chosen.len() - killed
+    );
+    Ok(killed == chosen.len())
+}
+
+/// Test target by test target: first its tests without a mutant, then its mutants.
+fn jobs<'a>(chosen: &[&'a Mutant]) -> VecDeque<Job<'a>> {
+    let mut by_target: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
+    for mutant in chosen {
+        by_target.entry(mutant.killer().0).or_default().push(mutant);
+    }
+    let mut jobs = VecDeque::new();
+    for (target, mutants) in by_target {
+        let filters: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.killer().1).collect();
+        jobs.push_back(Job::Unbroken(target, filters));
+        jobs.extend(mutants.into_iter().map(Job::Broken));
+    }
+    jobs
+}
+
+/// What the workers share.
+struct Work<'a> {
+    /// Where the copies are.
+    place: PathBuf,
+    cores_each: usize,
+    jobs: Mutex<VecDeque<Job<'a>>>,
+    total: usize,
+    tried: AtomicUsize,
+    killed: AtomicUsize,
+}
+
+impl<'a> Work<'a> {
+    /// One worker's share. When it cannot go on, nobody begins anything new.
+    fn share(&self, number: usize) -> anyhow::Result<()> {
+        let done = self.try_share(number);
+        if done.is_err() {
+            self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        done
     }
 
-    /// Builds a test target. None: it does not compile.
-    fn build(&self, target: &str) -> anyhow::Result<Option<PathBuf>> {
-        let mut command = tools::clean(tools::cargo());
-        command
-            .current_dir(&self.root)
-            .env("CARGO_TARGET_DIR", self.root.join("target"))
-            .args([
-                "test",
-                "--no-run",
-                "--message-format=json",
-                "--package",
-                "holdfast-engine",
-            ]);
-        match target {
-            "lib" => command.arg("--lib"),
-            target => command.args(["--test", target]),
-        };
-        let output = command
-            .stderr(Stdio::null())
-            .output()
-            .context("cannot run cargo")?;
-        if !output.status.success() {
-            return Ok(None);
-        }
-        let executable = String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .next_back()
-            .context("cargo names no test executable")?;
-        Ok(Some(executable))
-    }
-
-    /// Runs tests by name. None: they took too long, and were ended.
-    fn passes(&self, executable: &Path, names: &str) -> anyhow::Result<Option<bool>> {
-        let mut child = Command::new(executable)
-            .arg(names)
-            .current_dir(self.root.join("agent/engine"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot run {}", executable.display()))?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = child.try_wait()? {
-                return Ok(Some(status.success()));
+    fn try_share(&self, number: usize) -> anyhow::Result<()> {
+        let place = self.place.join(number.to_string());
+        let copy = Copy::make(&tools::workspace_root()?, place, self.cores_each)?;
+        while let Some(job) = self.next(number) {
+            let started = Instant::now();
+            match job {
+                Job::Unbroken(target, filters) => {
+                    copy.must_pass(target, &filters, PATIENCE)?;
+                    let seconds = started.elapsed().as_secs_f64();
+                    println!(
+                        "without a mutant {} checks of `{target}` pass ({seconds:.1} s)",
+                        filters.len()
+                    );
+                }
+                Job::Broken(mutant) => {
+                    let fate = try_mutant(&copy, mutant)?;
+                    self.tell(mutant, &fate, started.elapsed());
+                }
             }
-            if Instant::now() > deadline {
-                child.kill().context("cannot end the tests")?;
-                child.wait().context("cannot wait for the tests")?;
-                return Ok(None);
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// From both ends, so that not every copy builds every test target.
+    fn next(&self, number: usize) -> Option<Job<'a>> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        match number % 2 {
+            0 => jobs.pop_back(),
+            _ => jobs.pop_front(),
         }
     }
 
-    /// A filter that finds no test, or tests that fail anyway, would kill every mutant.
-    fn must_pass(&self, filter: &str) -> anyhow::Result<()> {
-        let (target, names) = filter.split_once("::").context("a filter is TARGET::FILTER")?;
-        let executable = self
-            .build(target)?
-            .with_context(|| format!("the engine does not compile with test target `{target}`"))?;
-        let listed = Command::new(&executable).args([names, "--list"]).output()?;
-        if !String::from_utf8_lossy(&listed.stdout).contains(": test") {
-            bail!("`{filter}` names no test");
+    fn tell(&self, mutant: &Mutant, fate: &Fate, took: Duration) {
+        let tried = self.tried.fetch_add(1, Ordering::Relaxed) + 1;
+        if matches!(fate, Fate::Killed(_)) {
+            self.killed.fetch_add(1, Ordering::Relaxed);
         }
-        match self.passes(&executable, names)? {
-            Some(true) => Ok(()),
-            Some(false) => bail!("`{filter}` fails without a mutant"),
-            None => bail!("`{filter}` takes more than {} s", PATIENCE.as_secs()),
-        }
+        println!(
+            "{tried:3}/{} {:12} {}: {} ({:.1} s)",
+            self.total,
+            mutant.rule,
+            mutant.name,
+            fate.shown(),
+            took.as_secs_f64()
+        );
     }
+}
 
-    fn try_mutant(&self, mutant: &Mutant) -> anyhow::Result<Fate> {
-        let path = self.root.join("agent/engine").join(&mutant.file);
-        let good = fs::read_to_string(&path).with_context(|| format!("cannot read {}", mutant.file))?;
-        let times = good.matches(&mutant.find).count();
-        if times != 1 {
-            return Ok(Fate::NotFound(times));
-        }
-        fs::write(&path, good.replacen(&mutant.find, &mutant.replace, 1))?;
-        let fate = self.judge(mutant);
-        fs::write(&path, good)?;
-        fate
-    }
-
-    fn judge(&self, mutant: &Mutant) -> anyhow::Result<Fate> {
-        let (target, names) = mutant
-            .killed_by
-            .split_once("::")
-            .context("a filter is TARGET::FILTER")?;
-        let Some(executable) = self.build(target)? else {
+fn try_mutant(copy: &Copy, mutant: &Mutant) -> anyhow::Result<Fate> {
+    let (target, filter) = mutant.killer();
+    let fate = copy.with_change(&mutant.file, &mutant.find, &mutant.replace, || {
+        let Some(executable) = copy.build(target)? else {
             return Ok(Fate::DoesNotCompile);
         };
-        Ok(match self.passes(&executable, names)? {
-            Some(true) => Fate::Survived,
-            Some(false) => Fate::Killed,
-            None => Fate::TooLate,
+        Ok(match copy.test(&executable, filter, PATIENCE)? {
+            Outcome::Passed => Fate::Survived,
+            Outcome::Late => Fate::TooLate,
+            Outcome::Failed(said) => fate_of(&mutant.rule, &said),
         })
-    }
+    })?;
+    Ok(fate.unwrap_or_else(Fate::NotFound))
 }
 
-fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
-    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
-        let entry = entry?;
-        let (from, to) = (entry.path(), to.join(entry.file_name()));
-        if entry.file_type()?.is_dir() {
-            copy_tree(&from, &to)?;
-        } else {
-            fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-        }
+/// What failed must name the rule: by the name of a test, or by what the model world says.
+fn fate_of(rule: &str, said: &str) -> Fate {
+    let failed: Vec<&str> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"))
+        .collect();
+    let tag = tag(rule);
+    if let Some(name) = failed.iter().find(|name| name.contains(&tag)) {
+        return Fate::Killed((*name).to_owned());
     }
-    Ok(())
+    if let Some(line) = said.lines().find(|line| speaks_of(line, rule)) {
+        return Fate::Killed(line.trim().to_owned());
+    }
+    Fate::Misnamed(failed.join(", "))
+}
+
+/// What the names of a rule's tests contain: `rule_13_` of `ENGINE 13`, `design_2_10_` of `DESIGN 2.10`.
+fn tag(rule: &str) -> String {
+    let tag = rule.replace("ENGINE", "rule").replace([' ', '.'], "_");
+    format!("{}_", tag.to_lowercase())
+}
+
+/// Whether the model world names the rule: `12 actions: DESIGN 2.7, 2.8, ENGINE 9: nothing is left ...`.
+fn speaks_of(line: &str, rule: &str) -> bool {
+    let said = line.split_once(" actions: ").map_or(line, |(_, said)| said);
+    let Some((rules, _)) = said.trim().split_once(": ") else {
+        return false;
+    };
+    let mut book = "";
+    rules.split(", ").any(|one| {
+        let number = one.split_once(' ').map_or(one, |(named, number)| {
+            book = named;
+            number
+        });
+        rule.split_once(' ') == Some((book, number))
+    })
 }
 
 #[cfg(test)]
@@ -307,9 +404,7 @@ mod tests {
     #[test]
     fn the_list_is_well_formed_and_its_lines_are_there() {
         let root = tools::workspace_root().unwrap();
-        let text = fs::read_to_string(root.join("tests/mutants/engine.toml")).unwrap();
-        let list: List = toml::from_str(&text).unwrap();
-        check(&list).unwrap();
+        let list = read_list().unwrap();
         for mutant in &list.mutant {
             let file = fs::read_to_string(root.join("agent/engine").join(&mutant.file)).unwrap();
             assert_eq!(file.matches(&mutant.find).count(), 1, "{}", mutant.name);
@@ -322,5 +417,24 @@ mod tests {
         assert!(parse_part("0/4").is_err());
         assert!(parse_part("5/4").is_err());
         assert!(parse_part("4").is_err());
+    }
+
+    #[test]
+    fn what_fails_must_name_the_rule() {
+        let killed = |rule, said| match fate_of(rule, said) {
+            Fate::Killed(by) => Some(by),
+            _ => None,
+        };
+        let said = "test rule_13_a_switch_waits ... FAILED\ntest rule_1_one_poll ... ok\n";
+        assert_eq!(
+            killed("ENGINE 13", said).as_deref(),
+            Some("rule_13_a_switch_waits")
+        );
+        assert_eq!(killed("ENGINE 1", said), None);
+        assert_eq!(killed("DESIGN 2.13", said), None);
+        let said = "test random_worlds ... FAILED\nsurvey 1 12 actions: DESIGN 2.7, 2.8, ENGINE 9: nothing is left\n";
+        assert!(killed("DESIGN 2.8", said).is_some());
+        assert!(killed("ENGINE 9", said).is_some());
+        assert_eq!(killed("ENGINE 2.8", said), None);
     }
 }

@@ -89,6 +89,14 @@ pub(crate) fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
+/// The compiler's own target.
+pub(crate) fn host() -> anyhow::Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let said = answer(Command::new(rustc).arg("-vV")).context("rustc does not answer")?;
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not say its host")?.to_owned())
+}
+
 /// Runs a command with its output shown; anything but success is an error that names the command.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let status = command

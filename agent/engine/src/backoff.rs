@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_come_at_1_3_7_15_31_seconds_and_then_every_30() {
+    fn rule_19_attempts_come_at_1_3_7_15_31_seconds_and_then_every_30() {
         let mut backoff = Backoff::begin(Boot(0));
         let mut seen = Vec::new();
         for _ in 0..8 {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn long_pauses_end_at_whole_seconds() {
+    fn rule_19_long_pauses_end_at_whole_seconds() {
         let mut backoff = Backoff::begin(Boot(300));
         assert_eq!(backoff.due(), Boot(Boot::SECOND + 300));
         for _ in 0..3 {
@@ -86,7 +86,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn pauses_never_shrink_and_stay_within_30_s_and_a_rounding(start in 0..u64::MAX / 4, steps in 1..40_u32) {
+        fn rule_19_pauses_never_shrink_and_stay_within_30_s_and_a_rounding(start in 0..u64::MAX / 4, steps in 1..40_u32) {
             let mut backoff = Backoff::begin(Boot(start));
             let mut last = 0;
             for _ in 0..steps {

@@ -299,6 +299,11 @@ impl Engine {
         self.plan_locals();
         self.doom();
         self.audit_on();
+        if self.timers.get(&Timer::Audit).is_some_and(|due| *due <= now.boot) {
+            // The start, or the end of a turn, has made the next one due.
+            self.fire();
+            self.audit_on();
+        }
         self.finish();
         self.out.take()
     }

@@ -575,6 +575,22 @@ impl RouteKey {
     pub const fn is_prefix(&self) -> bool {
         matches!(self, Self::Prefix { .. })
     }
+
+    /// Whether there are packets that either could take.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let length = match (self, other) {
+            (Self::Service { .. }, Self::Service { .. }) => return self == other,
+            (Self::Prefix { length, .. }, Self::Service { .. })
+            | (Self::Service { .. }, Self::Prefix { length, .. }) => *length,
+            (Self::Prefix { length: a, .. }, Self::Prefix { length: b, .. }) => *a.min(b),
+        };
+        let same = match (self.address(), other.address()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (u32::from(a) ^ u32::from(b)).leading_zeros(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (u128::from(a) ^ u128::from(b)).leading_zeros(),
+            _ => return false,
+        };
+        same >= u32::from(length)
+    }
 }
 
 impl fmt::Display for RouteKey {
@@ -713,11 +729,6 @@ pub enum Op {
         ifindex: Ifindex,
         /// Value.
         row: Row,
-    },
-    /// Delete a consumer row.
-    DeleteRow {
-        /// Key.
-        ifindex: Ifindex,
     },
     /// Make these the source addresses of an interface.
     WriteSources {

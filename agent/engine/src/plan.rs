@@ -206,7 +206,6 @@ const fn urgency(op: &Op) -> u8 {
     match op {
         Op::WriteRow { row, .. } if row.token.is_none() => 0,
         Op::ClearInterface { .. }
-        | Op::DeleteRow { .. }
         | Op::DeleteEntries { .. }
         | Op::Detach { .. }
         | Op::DeleteIdentity { .. } => 1,

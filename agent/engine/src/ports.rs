@@ -1272,10 +1272,13 @@ impl Engine {
                     policy.is_some_and(|state| state.slot_trouble.is_some())
                 });
                 let stands_in = no_room && self.is_claimed_by_its_owner(cell, claims, &key);
+                let stays = (row_may_be_open && uncovered)
+                    || cell.is(&None)
+                    || self.stands_in_for_another(port, claims, &key);
                 let homeless = claim.is_none() || (no_room && !stands_in && self.may_remove());
                 if may_deliver || (stands_in && cell.may(|entry| is_open(*entry))) {
                     revokes.extend(closed_of(cell).map(|entry| (key, entry)));
-                } else if homeless && !(row_may_be_open && uncovered) && !cell.is(&None) {
+                } else if homeless && !stays {
                     deletes.push(key);
                 }
                 continue;
@@ -1342,6 +1345,8 @@ impl Engine {
         for (index, claim) in claims.intents.iter().enumerate() {
             if !writes.contains_key(&index) && self.is_claimed_after_all(port, claim, plans[index].slot) {
                 self.entries_right(claim.policy, claim.attachment);
+                // What failed kept it from more than its entries.
+                self.dirty.ports.insert(ifindex);
             }
         }
         for (index, entries) in writes {
@@ -1383,6 +1388,39 @@ impl Engine {
         if state.full.remove(&attachment) {
             self.dirty.policies.insert(policy);
         }
+    }
+
+    /// Whether packets to a destination that is claimed, and about to be written, would leak without this entry: of two
+    /// that overlap the one goes when the other is there.
+    fn stands_in_for_another(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
+        claims.keys.iter().any(|(claimed, index)| {
+            claimed != key && claimed.overlaps(key) && self.is_coming(port, &claims.intents[*index], claimed)
+        })
+    }
+
+    /// Whether a destination is not claimed in the kernel yet, and nothing failed that it waits for.
+    fn is_coming(&self, port: &Port, claim: &Claim, key: &RouteKey) -> bool {
+        let announced = port.row.sure().copied().flatten().is_some_and(|row| {
+            let kinds = Kinds::of(std::iter::once(key));
+            Kinds::of_row(&row).contain(kinds)
+        });
+        let nothing = Cell::Sure(None);
+        let cell = port.entries.get(key).unwrap_or(&nothing);
+        if announced && matches!(cell.sure(), Some(Some(_))) {
+            return false;
+        }
+        let Some(state) = self.objects.policies.get(&claim.policy) else {
+            return false;
+        };
+        let failed = self.set_trouble(state).is_some()
+            || !state.full.is_empty()
+            || port.blocked(Goal::RowClosed)
+            || port.blocked(Goal::RowOpen)
+            || state
+                .intents
+                .get(&claim.attachment)
+                .is_none_or(|intent| intent.entries_trouble.is_some() || intent.fallback > 0);
+        !failed || !cell.idle()
     }
 
     /// Whether the policy that an entry leads to claims this destination too, without the right to it.
@@ -1728,7 +1766,9 @@ impl Engine {
             let Some(intent) = self.intent(plan.policy, plan.attachment) else {
                 continue;
             };
+            // One question at a time, also where the last one is no longer of use.
             if matches!(intent.proof, Proof::Asked(..))
+                || intent.asked_again.is_some()
                 || intent
                     .proof_trouble
                     .as_ref()
@@ -1798,7 +1838,7 @@ impl Engine {
     /// What is programmed, and not being asked about, may be asked about again: nothing opens meanwhile.
     fn may_prove_again(&self, plan: &Plan) -> bool {
         self.intent(plan.policy, plan.attachment)
-            .is_some_and(|intent| intent.state == State::Programmed && intent.asked_again.is_none())
+            .is_some_and(|intent| intent.state == State::Programmed)
     }
 
     fn plan_program(&mut self, ifindex: Ifindex, port: &mut Port) {

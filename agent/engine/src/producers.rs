@@ -462,7 +462,7 @@ impl Engine {
             ..content.clone()
         };
         self.add_backend(id, content, Phase::Draining);
-        self.release_at(self.now.boot, Release::Drained(id));
+        self.release_at(self.now.boot.plus(GRACE), Release::Drained(id));
     }
 
     fn add_backend(&mut self, id: BackendId, content: Backend, phase: Phase) {

@@ -110,7 +110,7 @@ fn a_policy_goes_from_hold_to_programmed_to_redeployed_to_gone() {
 }
 
 #[test]
-fn a_restart_with_everything_right_writes_nothing() {
+fn rule_27_a_restart_with_everything_right_writes_nothing() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.go_to(Boot(5 * SECOND));
     let before = bench.policy("dns");
@@ -486,7 +486,7 @@ fn rule_8_what_could_not_be_written_is_taken_back_and_said() {
 }
 
 #[test]
-fn rule_8_a_policy_that_does_not_fit_fails_as_a_whole_and_recovers() {
+fn design_2_13_a_policy_that_does_not_fit_fails_as_a_whole_and_recovers() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.registry.insert(7, identity(107, 7));
     bench.give(Event::Link(veth(7, "hfnew", 7)));
@@ -909,7 +909,7 @@ fn rule_12_a_producer_counts_only_when_its_program_is_attached() {
 }
 
 #[test]
-fn f07_an_edit_that_changes_nothing_here_is_acked_without_a_write() {
+fn design_2_17_f07_an_edit_that_changes_nothing_here_is_acked_without_a_write() {
     let mut bench = Bench::started(ALL_FEATURES);
     bench.registry.insert(5, identity(105, 5));
     bench.registry.insert(6, identity(106, 6));
@@ -1059,7 +1059,7 @@ fn rule_18_nothing_is_written_to_an_interface_while_its_clear_is_out() {
 }
 
 #[test]
-fn a_policy_that_goes_is_one_line_however_many_consumers_it_had() {
+fn design_2_6_a_policy_that_goes_is_one_line_however_many_consumers_it_had() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.registry.insert(7, identity(107, 7));
     bench.give(Event::Link(veth(7, "hfnew", 7)));
@@ -1254,6 +1254,24 @@ fn rule_17_since_and_held_since() {
     let intent = &bench.intents("dns")[0];
     assert_eq!((intent.state, intent.held_since), (State::Programmed, None));
     assert_eq!(intent.since.boot, Boot(40 * SECOND));
+}
+
+#[test]
+fn rule_17_a_hold_keeps_its_age_over_a_reboot() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.go_to(Boot(100 * SECOND));
+    bench.give(Event::LinkGone(5));
+    bench.run();
+    let held = bench.intents("dns")[0].held_since.unwrap();
+    bench.go_to(Boot(130 * SECOND));
+    // The boot clock begins anew, the wall clock goes on.
+    bench.now.boot = Boot(50 * SECOND);
+    bench.crash();
+    bench.wake();
+    bench.run();
+    let since = bench.intents("dns")[0].held_since.unwrap();
+    assert_eq!(since.wall_ms, held.wall_ms);
+    assert_eq!(since.boot, Boot(20 * SECOND), "30 s ago");
 }
 
 #[test]
@@ -1454,6 +1472,52 @@ fn rule_20_a_set_that_failed_arms_the_timer_although_nothing_is_held() {
     );
     bench.run();
     assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+#[test]
+fn design_2_3_a_producer_that_comes_wakes_the_policies_that_select_it() {
+    let mut bench = Bench::started(FIRST_FEATURES);
+    bench.registry.insert(5, identity(105, 5));
+    bench.registry.insert(6, identity(106, 6));
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+    ]));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::NoReadyProducer)
+    );
+    bench.give(Event::Link(veth(6, "hfdns", 6)));
+    bench.run();
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+#[test]
+fn design_2_9_a_policy_that_cannot_be_written_holds_up_no_other() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "bad",
+        "web",
+        "dns",
+        &[8],
+    ))]));
+    bench.poll();
+    bench.answer(|op| matches!(op, Op::WritePolicy { .. }), refused("EIO"));
+    bench.run();
+    let failed = State::Failed(FailReason::MapWriteFailed);
+    assert_eq!(bench.state("bad", "web"), failed);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "good",
+        "web",
+        "dns",
+        &[9],
+    ))]));
+    bench.run();
+    assert_eq!(bench.state("good", "web"), State::Programmed);
+    assert_eq!(bench.state("bad", "web"), failed);
 }
 
 #[test]
@@ -1788,7 +1852,7 @@ fn rule_30_the_program_goes_with_the_attachment_after_its_entries() {
 // --- what the data plane does not do yet ---------------------------------------------------------------------
 
 #[test]
-fn unsupported_is_said_and_fails_closed() {
+fn rule_8_unsupported_is_said_and_fails_closed() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     let translate = edit(&policy("dns", "web", "dns", &[1]), |spec| {
         spec.delivery = Delivery::Translate;
@@ -1835,7 +1899,7 @@ fn unsupported_is_said_and_fails_closed() {
 // --- cases ---------------------------------------------------------------------------------------------------
 
 #[test]
-fn f19_in_every_order_of_news_only_the_living_incarnation_is_served() {
+fn design_2_7_f19_in_every_order_of_news_only_the_living_incarnation_is_served() {
     // add(X, 10, T1), add(X, 11, T2), delete(X, 10), each once and one of them twice, in every order.
     let events = [0, 1, 2];
     let mut orders = Vec::new();
@@ -1951,7 +2015,7 @@ fn f54_one_failed_read_closes_nothing() {
 // --- what is told --------------------------------------------------------------------------------------------
 
 #[test]
-fn precedence_failed_held_pending_programmed_and_the_oldest_of_the_worst_speaks() {
+fn rule_16_precedence_failed_held_pending_programmed_and_the_oldest_of_the_worst_speaks() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     assert_eq!(bench.policy("dns").state, State::Programmed);
     bench.go_to(Boot(SECOND));
@@ -1977,7 +2041,7 @@ fn precedence_failed_held_pending_programmed_and_the_oldest_of_the_worst_speaks(
 }
 
 #[test]
-fn troubled_names_what_is_held_failed_or_behind() {
+fn design_2_19_troubled_names_what_is_held_failed_or_behind() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     let troubled = |bench: &Bench| {
         bench
@@ -2006,7 +2070,17 @@ fn troubled_names_what_is_held_failed_or_behind() {
     ))]));
     bench.poll();
     assert_eq!(troubled(&bench), ["held", "loser", "new"]);
-    assert!(bench.policy("new").behind_since.is_some());
+    let behind = bench.policy("new").behind_since;
+    assert!(behind.is_some());
+    bench.go_to(bench.now.boot.plus(SECOND));
+    bench.give(objects(vec![edit(&policy("new", "web", "dns", &[5]), |_| {})]));
+    bench.poll();
+    let view = bench.policy("new");
+    assert_eq!(view.generation, 2);
+    assert_eq!(
+        view.behind_since, behind,
+        "since the oldest moment that is not served"
+    );
     bench.run();
     assert_eq!(troubled(&bench), ["held", "loser"]);
     let summary = bench.engine.view().summary();
@@ -2016,7 +2090,7 @@ fn troubled_names_what_is_held_failed_or_behind() {
 }
 
 #[test]
-fn a_range_is_given_out_again_after_the_grace() {
+fn design_2_10_a_range_is_given_out_again_after_the_grace() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     // A redeploy of the producer within the grace takes another range and another id.
     bench.give(Event::LinkGone(6));
@@ -2045,7 +2119,7 @@ fn a_range_is_given_out_again_after_the_grace() {
 }
 
 #[test]
-fn a_crash_between_a_revocation_and_the_new_epoch_is_seen_by_the_next_life() {
+fn rule_27_a_crash_between_a_revocation_and_the_new_epoch_is_seen_by_the_next_life() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.give(objects(vec![ObjectChange::Policy(policy(
         "two",
@@ -2092,7 +2166,7 @@ fn unsupported_on_a_consumer_that_is_held_is_not_behind() {
 }
 
 #[test]
-fn conflicts_are_judged_without_a_device() {
+fn rule_22_conflicts_are_judged_without_a_device() {
     let mut bench = Bench::started(FIRST_FEATURES);
     bench.give(objects(vec![
         ObjectChange::Attachment(attachment("web", "hfweb", "web")),
@@ -2363,7 +2437,7 @@ fn rule_25_the_program_comes_after_the_claims() {
 }
 
 #[test]
-fn a_slot_lets_nobody_pass_before_what_is_somebody_elses_has_left_it() {
+fn design_2_12_a_slot_lets_nobody_pass_before_what_is_somebody_elses_has_left_it() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     let younger = Policy {
         created_ms: 9_000,

@@ -90,7 +90,6 @@ enum Target {
     Detach,
     Clear,
     Row,
-    DeleteRow,
     Sources,
     Locals,
     Entries,
@@ -106,12 +105,11 @@ enum Target {
 }
 
 impl Target {
-    const ALL: [(&'static str, Self); 17] = [
+    const ALL: [(&'static str, Self); 16] = [
         ("attach", Self::Attach),
         ("detach", Self::Detach),
         ("clear", Self::Clear),
         ("row", Self::Row),
-        ("delete-row", Self::DeleteRow),
         ("sources", Self::Sources),
         ("locals", Self::Locals),
         ("entries", Self::Entries),
@@ -132,7 +130,6 @@ impl Target {
             Op::Detach { ifindex } => (Self::Detach, Some(*ifindex)),
             Op::ClearInterface { ifindex } => (Self::Clear, Some(*ifindex)),
             Op::WriteRow { ifindex, .. } => (Self::Row, Some(*ifindex)),
-            Op::DeleteRow { ifindex } => (Self::DeleteRow, Some(*ifindex)),
             Op::WriteSources { ifindex, .. } => (Self::Sources, Some(*ifindex)),
             Op::WriteLocals { .. } => (Self::Locals, None),
             Op::WriteEntries { ifindex, .. } => (Self::Entries, Some(*ifindex)),
@@ -504,7 +501,7 @@ impl Datapath for Chaos {
             return Ok(OpDone { writes: 0 });
         }
         let keeps = match op {
-            Op::WriteRow { ifindex, .. } | Op::DeleteRow { ifindex } | Op::ClearInterface { ifindex } => {
+            Op::WriteRow { ifindex, .. } | Op::ClearInterface { ifindex } => {
                 self.is_broken(Broken::KeepRows) && self.state().open_rows.contains(ifindex)
             }
             _ => false,

@@ -469,7 +469,6 @@ impl State {
                 let before = self.rows.insert(*ifindex, *row);
                 done(u32::from(before != Some(*row)))
             }
-            Op::DeleteRow { ifindex } => done(u32::from(self.rows.remove(ifindex).is_some())),
             Op::WriteSources { ifindex, add, delete } => self.write_sources(*ifindex, add, delete),
             Op::WriteLocals { add, delete } => self.write_locals(add, delete),
             Op::WriteEntries { ifindex, entries } => self.write_entries(*ifindex, entries),

@@ -316,7 +316,6 @@ impl Datapath for Kernel {
             Op::Detach { ifindex } => self.links.detach(*ifindex),
             Op::ClearInterface { ifindex } => self.write(|writer| writer.clear(*ifindex)),
             Op::WriteRow { ifindex, row } => self.write(|writer| writer.write_row(*ifindex, row)),
-            Op::DeleteRow { ifindex } => self.write(|writer| writer.delete_row(*ifindex)),
             Op::WriteSources { ifindex, add, delete } => {
                 self.write(|writer| writer.write_sources(*ifindex, add, delete))
             }

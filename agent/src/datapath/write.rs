@@ -341,7 +341,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    pub(super) fn delete_row(&mut self, ifindex: Ifindex) -> Result<(), OpError> {
+    fn delete_row(&mut self, ifindex: Ifindex) -> Result<(), OpError> {
         self.take(pin::CONSUMERS, &self.maps.consumers, &ifindex)?;
         self.known.rows.remove(&ifindex);
         Ok(())

@@ -48,7 +48,6 @@ fn operation(op: &Op) -> String {
         Op::Detach { ifindex } => format!("detach {ifindex}"),
         Op::ClearInterface { ifindex } => format!("clear {ifindex}"),
         Op::WriteRow { ifindex, row: value } => format!("row {ifindex} {}", row(value)),
-        Op::DeleteRow { ifindex } => format!("delete row {ifindex}"),
         Op::WriteSources { ifindex, add, delete } => {
             format!("sources {ifindex} add [{}] delete [{}]", list(add), list(delete))
         }

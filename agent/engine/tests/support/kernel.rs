@@ -29,9 +29,6 @@ impl Kernel {
             Op::WriteRow { ifindex, row } => {
                 pins.rows.insert(*ifindex, *row);
             }
-            Op::DeleteRow { ifindex } => {
-                pins.rows.remove(ifindex);
-            }
             Op::WriteSources { ifindex, add, delete } => {
                 let sources = pins.sources.entry(*ifindex).or_default();
                 sources.extend(add);

@@ -249,7 +249,6 @@ pub fn brief(op: &Op) -> String {
             let via = row.via.map_or_else(String::new, |via| format!(" via {via}"));
             format!("row {ifindex} {token} epoch {}{v4}{v6}{sources}{via}", row.epoch)
         }
-        Op::DeleteRow { ifindex } => format!("delete row {ifindex}"),
         Op::WriteSources { ifindex, add, delete } => format!("sources {ifindex} +{add:?} -{delete:?}"),
         Op::WriteLocals { add, delete } => format!("locals +{add:?} -{delete:?}"),
         Op::WriteEntries {

@@ -80,7 +80,7 @@ fn message(bench: &Bench, policy: &str) -> String {
 // --- prefixes ------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_prefix_goes_live_once_the_nodes_own_addresses_are_in_the_kernel() {
+fn dataplane_a_prefix_goes_live_once_the_nodes_own_addresses_are_in_the_kernel() {
     let mut bench = ready();
     bench.give(objects(vec![ObjectChange::Policy(claiming(
         "all",
@@ -124,7 +124,7 @@ fn a_prefix_goes_live_once_the_nodes_own_addresses_are_in_the_kernel() {
 }
 
 #[test]
-fn addresses_that_cannot_be_written_close_the_prefixes_and_nothing_else() {
+fn rule_8_addresses_that_cannot_be_written_close_the_prefixes_and_nothing_else() {
     let mut bench = ready();
     bench.give(Event::Locals([address("10.1.1.1")].into()));
     bench.give(objects(vec![
@@ -205,7 +205,7 @@ fn rule_22_prefixes_that_overlap_are_no_conflict_and_equal_ones_are() {
 }
 
 #[test]
-fn a_row_announces_what_there_is_before_it_counts_and_no_longer_than_it_lasts() {
+fn design_2_12_a_row_announces_what_there_is_before_it_counts_and_no_longer_than_it_lasts() {
     let mut bench = ready();
     bench.give(Event::Locals(BTreeSet::new()));
     let first = policy("dns", "web", "dns", &[1]);
@@ -378,7 +378,7 @@ fn rule_13_a_producer_that_goes_leaves_the_set_at_once_and_the_others_serve_on()
 }
 
 #[test]
-fn a_producer_that_is_deselected_drains_while_it_is_ready() {
+fn design_2_10_a_producer_that_is_deselected_drains_while_it_is_ready() {
     let mut bench = two_producers();
     bench.go_to(Boot(100 * SECOND));
     bench.give(objects(vec![ObjectChange::Attachment(Attachment {
@@ -448,7 +448,7 @@ fn a_restart_over_several_producers_writes_nothing_and_keeps_every_slot() {
 // --- workloads that are reached by their address -------------------------------------------------------------
 
 #[test]
-fn a_tap_is_reached_by_its_address_on_its_interface_or_its_bridge() {
+fn dataplane_a_tap_is_reached_by_its_address_on_its_interface_or_its_bridge() {
     let mut bench = Bench::started(ALL_FEATURES);
     bench.registry.insert(5, identity(105, 5));
     bench.registry.insert(6, identity(106, 6));
@@ -495,7 +495,7 @@ fn a_tap_is_reached_by_its_address_on_its_interface_or_its_bridge() {
 }
 
 #[test]
-fn with_delivery_neigh_a_veth_is_reached_by_its_address_too() {
+fn dataplane_with_delivery_neigh_a_veth_is_reached_by_its_address_too() {
     let mut bench = Bench::started(ALL_FEATURES);
     bench.engine = Engine::new(Config {
         neighbour_only: true,
@@ -544,7 +544,7 @@ fn both_families(consumer: &[&str], producer: &[&str]) -> Bench {
 }
 
 #[test]
-fn a_family_without_a_producer_is_held_and_the_other_one_serves() {
+fn rule_12_a_family_without_a_producer_is_held_and_the_other_one_serves() {
     let mut bench = both_families(&[], &["10.0.0.6"]);
     assert_eq!(
         bench.state("dns", "web"),
@@ -572,7 +572,7 @@ fn a_family_without_a_producer_is_held_and_the_other_one_serves() {
 }
 
 #[test]
-fn a_family_that_the_consumer_cannot_send_needs_no_producer() {
+fn rule_12_a_family_that_the_consumer_cannot_send_needs_no_producer() {
     let bench = both_families(&["10.0.0.5"], &["10.0.0.6"]);
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
@@ -619,7 +619,7 @@ fn a_producer_without_any_address_is_not_ready_and_says_why() {
 }
 
 #[test]
-fn a_consumer_that_no_answer_reaches_fails_closed_and_is_held_while_it_is_not_ready() {
+fn rule_8_a_consumer_that_no_answer_reaches_fails_closed_and_is_held_while_it_is_not_ready() {
     let mut bench = ready();
     bench.give(Event::Link(tap(5, "hfweb", 9)));
     bench.registry.insert(5, identity(109, 9));

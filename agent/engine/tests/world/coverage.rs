@@ -1,13 +1,15 @@
-//! Which situations a run has seen. A cell that stays empty is a part of the engine that nobody looked at.
+//! Which situations a run has seen. A cell that stays empty is a part of the engine that nobody looked at; one that
+//! can never be filled says why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{FailReason, HoldReason, State};
 
 use crate::kernel::OpKind;
 
-/// What is told, for the table.
+/// What is told, for the table. The two events that begin a life are not in it: there is no intent yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EventKind {
     Policy,
@@ -25,11 +27,22 @@ pub(crate) enum EventKind {
     Done,
     Failed,
     Tick,
+    /// A saved set is complete.
+    Saved,
+    /// The source is.
+    Complete,
+    /// An audit found nothing.
+    Audited,
+    /// An audit found something.
+    Drifted,
+    DevicesDrifted,
+    HooksChanged,
+    HooksUnknown,
     Crash,
 }
 
 impl EventKind {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Policy,
         Self::PolicyGone,
         Self::Attachment,
@@ -45,6 +58,13 @@ impl EventKind {
         Self::Done,
         Self::Failed,
         Self::Tick,
+        Self::Saved,
+        Self::Complete,
+        Self::Audited,
+        Self::Drifted,
+        Self::DevicesDrifted,
+        Self::HooksChanged,
+        Self::HooksUnknown,
         Self::Crash,
     ];
 }
@@ -136,6 +156,7 @@ pub(crate) struct Coverage {
     events: BTreeMap<(State, EventKind), u64>,
     ends: BTreeMap<(OpKind, End), u64>,
     stages: BTreeMap<Stage, u64>,
+    drifts: BTreeMap<Drift, u64>,
 }
 
 /// All states that an intent can be in.
@@ -147,16 +168,27 @@ fn states() -> Vec<State> {
 }
 
 /// Why a cell can never be filled.
-fn impossible_event(state: State, event: EventKind) -> Option<&'static str> {
+const fn impossible_event(state: State, event: EventKind) -> Option<&'static str> {
+    const REFUSED: FailReason = FailReason::Invalid;
     match (state, event) {
-        (State::Failed(FailReason::RegistryUnreadable), EventKind::LinkGone) => None,
+        (State::Pending | State::Failed(REFUSED | FailReason::Unsupported | FailReason::Conflict), _) => None,
+        (_, EventKind::Saved) => Some("until a set is complete, an intent is Pending or refused"),
         _ => None,
     }
 }
 
-fn impossible_end(kind: OpKind, end: End) -> Option<&'static str> {
+const fn impossible_end(kind: OpKind, end: End) -> Option<&'static str> {
     match (kind, end) {
-        (OpKind::ReadRegistry, End::CrashBefore | End::CrashAfter) => Some("a read leaves nothing behind"),
+        (OpKind::ReadRegistry | OpKind::AskLink | OpKind::Audit | OpKind::DumpLinks, End::CrashAfter) => {
+            Some("a look leaves nothing behind: whether it was before the crash or not makes no difference")
+        }
+        (OpKind::AskLink | OpKind::Audit | OpKind::DumpLinks, End::Late) => {
+            Some("nothing is given up if it is not answered in time")
+        }
+        (OpKind::AskLink | OpKind::DumpLinks, End::Never) => {
+            Some("a netlink socket that does not answer is opened anew")
+        }
+        (OpKind::DumpLinks, End::Error) => Some("a dump that fails is taken again"),
         _ => None,
     }
 }
@@ -174,6 +206,10 @@ impl Coverage {
         *self.stages.entry(stage).or_default() += 1;
     }
 
+    pub(crate) fn drift(&mut self, kind: Drift) {
+        *self.drifts.entry(kind).or_default() += 1;
+    }
+
     /// Adds what another run saw.
     pub(crate) fn add(&mut self, other: &Self) {
         for (cell, count) in &other.events {
@@ -185,31 +221,60 @@ impl Coverage {
         for (cell, count) in &other.stages {
             *self.stages.entry(*cell).or_default() += count;
         }
+        for (cell, count) in &other.drifts {
+            *self.drifts.entry(*cell).or_default() += count;
+        }
     }
 
-    /// Cells that were never filled although they can be.
-    pub(crate) fn empty(&self) -> Vec<String> {
-        let mut empty = Vec::new();
+    /// All cells that can be filled, and how often they were.
+    fn cells(&self) -> Vec<(String, u64)> {
+        let mut cells = Vec::new();
         for state in states() {
             for event in EventKind::ALL {
-                if !self.events.contains_key(&(state, event)) && impossible_event(state, event).is_none() {
-                    empty.push(format!("{state:?} x {event:?}"));
+                if impossible_event(state, event).is_none() {
+                    let count = self.events.get(&(state, event)).copied().unwrap_or(0);
+                    cells.push((format!("{state:?} x {event:?}"), count));
                 }
             }
         }
         for kind in OpKind::ALL {
             for end in End::ALL {
-                if !self.ends.contains_key(&(kind, end)) && impossible_end(kind, end).is_none() {
-                    empty.push(format!("{kind:?} x {end:?}"));
+                if impossible_end(kind, end).is_none() {
+                    let count = self.ends.get(&(kind, end)).copied().unwrap_or(0);
+                    cells.push((format!("{kind:?} x {end:?}"), count));
                 }
             }
         }
         for stage in Stage::ALL {
-            if !self.stages.contains_key(&stage) {
-                empty.push(format!("switch stage {stage:?}"));
-            }
+            let count = self.stages.get(&stage).copied().unwrap_or(0);
+            cells.push((format!("switch stage {stage:?}"), count));
         }
-        empty
+        for kind in Drift::ALL {
+            let count = self.drifts.get(&kind).copied().unwrap_or(0);
+            cells.push((format!("drift {kind:?}"), count));
+        }
+        cells
+    }
+
+    /// Cells that were never filled although they can be.
+    pub(crate) fn empty(&self) -> Vec<String> {
+        let empty = self.cells().into_iter().filter(|(_, count)| *count == 0);
+        empty.map(|(cell, _)| cell).collect()
+    }
+
+    /// The cells that were filled least often.
+    pub(crate) fn rarest(&self, count: usize) -> String {
+        let mut cells = self.cells();
+        cells.sort_by_key(|(_, count)| *count);
+        let rarest = cells
+            .iter()
+            .take(count)
+            .map(|(cell, count)| format!("{cell} {count}"));
+        format!(
+            "{} cells, the rarest: {}",
+            cells.len(),
+            rarest.collect::<Vec<_>>().join(", ")
+        )
     }
 
     /// The table as text.
@@ -222,28 +287,42 @@ impl Coverage {
             }
             text.push('\n');
         };
+        let mut reasons = BTreeSet::new();
+        let mut cell = |impossible: Option<&'static str>, count: Option<&u64>| match impossible {
+            Some(reason) => {
+                reasons.insert(reason);
+                "-".to_owned()
+            }
+            None => count.copied().unwrap_or(0).to_string(),
+        };
         row(
             "state x event",
             EventKind::ALL.map(|event| format!("{event:?}")).into(),
         );
         for state in states() {
-            let cells = EventKind::ALL.map(|event| match impossible_event(state, event) {
-                Some(_) => "-".into(),
-                None => self.events.get(&(state, event)).copied().unwrap_or(0).to_string(),
-            });
+            let cells = EventKind::ALL
+                .map(|event| cell(impossible_event(state, event), self.events.get(&(state, event))));
             row(&format!("{state:?}"), cells.into());
         }
         row("effect x end", End::ALL.map(|end| format!("{end:?}")).into());
         for kind in OpKind::ALL {
-            let cells = End::ALL.map(|end| match impossible_end(kind, end) {
-                Some(_) => "-".into(),
-                None => self.ends.get(&(kind, end)).copied().unwrap_or(0).to_string(),
-            });
+            let cells = End::ALL.map(|end| cell(impossible_end(kind, end), self.ends.get(&(kind, end))));
             row(&format!("{kind:?}"), cells.into());
         }
         for stage in Stage::ALL {
-            let count = self.stages.get(&stage).copied().unwrap_or(0);
-            row(&format!("switch stage {stage:?}"), vec![count.to_string()]);
+            row(
+                &format!("switch stage {stage:?}"),
+                vec![cell(None, self.stages.get(&stage))],
+            );
+        }
+        for kind in Drift::ALL {
+            row(
+                &format!("drift {kind:?}"),
+                vec![cell(None, self.drifts.get(&kind))],
+            );
+        }
+        for reason in reasons {
+            let _ = writeln!(text, "-: {reason}");
         }
         text
     }

@@ -70,7 +70,7 @@ pub(crate) fn writes(op: &Op) -> Vec<Item> {
             Item::Sources(*ifindex),
             Item::Entries(*ifindex),
         ],
-        Op::WriteRow { ifindex, .. } | Op::DeleteRow { ifindex } => vec![Item::Row(*ifindex)],
+        Op::WriteRow { ifindex, .. } => vec![Item::Row(*ifindex)],
         Op::WriteSources { ifindex, .. } => vec![Item::Sources(*ifindex)],
         Op::WriteLocals { .. } => vec![Item::Locals],
         Op::WriteEntries { ifindex, entries } => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::kernel::{OpKind, Outcome};
-use crate::script::{Action, Addresses, SERVICES, Setup, Spec, WorldLane};
+use crate::script::{Action, Addresses, DESTINATIONS, SERVICES, Setup, Spec, Tamper, WorldLane};
 use crate::tape::Tape;
 use crate::world::World;
 
@@ -16,6 +16,12 @@ const POLICIES: [&str; 5] = ["p0", "p1", "p2", "p3", "other/p4"];
 pub(crate) struct Mood {
     faults: bool,
     crashes: bool,
+    /// Workers hang.
+    hangs: bool,
+    /// The build does ranges of addresses.
+    prefixes: bool,
+    /// There are audits, and something for them to find.
+    tampering: bool,
     /// Two attachments of one interface or address.
     contests: bool,
     /// Devices and identities change often.
@@ -34,9 +40,11 @@ pub(crate) struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// With the setup of the world that it is for.
-    pub(crate) fn new(mut tape: Tape<'a>) -> (Self, Setup) {
+    pub(crate) fn new(mut tape: Tape<'a>, wide: bool) -> (Self, Setup) {
         let mut setup = Setup {
-            several_producers: tape.one_in(5),
+            several_producers: tape.one_in(if wide { 2 } else { 5 }),
+            prefixes: wide && !tape.one_in(3),
+            audits: wide && tape.one_in(2),
             ..Setup::default()
         };
         if tape.one_in(10) {
@@ -47,6 +55,9 @@ impl<'a> Generator<'a> {
         let mood = Mood {
             faults: tape.one_in(2),
             crashes: tape.one_in(2),
+            hangs: wide && tape.one_in(6),
+            prefixes: setup.prefixes,
+            tampering: setup.audits && tape.one_in(2),
             contests: tape.one_in(4),
             churn: *tape.pick(&[2, 6, 12]),
             calm: *tape.pick(&[1, 4, 12]),
@@ -125,8 +136,9 @@ impl<'a> Generator<'a> {
         for _ in 0..several {
             destinations.insert(self.tape.below(u32::from(SERVICES)) as u8);
         }
-        if self.tape.one_in(30) {
-            destinations.insert(SERVICES);
+        // Where the build does none, they are asked for now and then.
+        if self.tape.one_in(if self.mood.prefixes { 3 } else { 30 }) {
+            destinations.insert(SERVICES + self.tape.below(u32::from(DESTINATIONS - SERVICES)) as u8);
         }
         Action::PutPolicy {
             name: (*self.tape.pick(&POLICIES)).into(),
@@ -200,6 +212,7 @@ impl<'a> Generator<'a> {
             + waiting.source
             + waiting.pokes
             + waiting.asks
+            + usize::from(waiting.checking)
             + waiting.jobs.iter().sum::<usize>()
             + waiting.answers.iter().sum::<usize>()
             + usize::from(waiting.handled);
@@ -212,14 +225,17 @@ impl<'a> Generator<'a> {
             if self.mood.faults { 2 } else { 0 },
             2,
             self.mood.calm,
+            if self.mood.tampering { 1 } else { 0 },
         ];
         match self.tape.weighted(&weights) {
+            0 if self.mood.hangs && self.tape.one_in(60) => self.hang(world),
             0 => self.order(world),
             1 => self.device(),
             2 => self.object(),
             3 => self.agent(world),
             4 => self.fault(world),
             5 => self.time(),
+            7 => self.tamper(),
             _ => self.stillness(),
         }
     }
@@ -240,6 +256,9 @@ impl<'a> Generator<'a> {
             weight(waiting.answers[1]),
             weight(waiting.answers[2]),
             weight(usize::from(waiting.handled)) * 3,
+            weight(waiting.jobs[3]),
+            weight(waiting.answers[3]),
+            weight(usize::from(waiting.checking)),
         ];
         let outcome = |tape: &mut Tape<'_>, faults: bool| {
             if faults && tape.one_in(40) {
@@ -266,7 +285,61 @@ impl<'a> Generator<'a> {
             number @ 7..=9 => Action::TellAnswer {
                 lane: WorldLane::ALL[number - 7],
             },
+            11 => Action::Work {
+                lane: WorldLane::Audit,
+                outcome: outcome(&mut self.tape, faults),
+            },
+            12 => Action::TellAnswer {
+                lane: WorldLane::Audit,
+            },
+            13 => Action::CheckLinks,
             _ => Action::Poll,
+        }
+    }
+
+    /// A worker hangs; those that do what is seldom done rather than others.
+    fn hang(&mut self, world: &World) -> Action {
+        let fronts = world.waiting().fronts;
+        let waiting = || WorldLane::ALL.into_iter().zip(fronts);
+        let seldom = |kind: OpKind| {
+            !matches!(
+                kind,
+                OpKind::ReadRegistry | OpKind::WriteEntries | OpKind::WritePolicy | OpKind::WriteBackends
+            )
+        };
+        let mut lanes: Vec<WorldLane> = waiting()
+            .filter_map(|(lane, front)| front.filter(|kind| seldom(*kind)).map(|_| lane))
+            .collect();
+        if lanes.is_empty() || self.tape.one_in(12) {
+            lanes = waiting()
+                .filter_map(|(lane, front)| front.map(|_| lane))
+                .collect();
+        }
+        if lanes.is_empty() {
+            return Action::Poll;
+        }
+        Action::Hang {
+            lane: *self.tape.pick(&lanes),
+            done: self.tape.one_in(2),
+        }
+    }
+
+    /// Somebody changes something and tells nobody.
+    fn tamper(&mut self) -> Action {
+        let interface = self.interface();
+        match self.tape.below(12) {
+            0 => Action::Strip { interface },
+            1 => Action::Foreign {
+                interface,
+                there: self.tape.one_in(2),
+                tell: self.tape.one_in(2),
+            },
+            2 => Action::HooksUnknown,
+            3..=4 => Action::LoseLink,
+            _ => Action::Tamper {
+                interface,
+                how: *self.tape.pick(&Tamper::ALL),
+            },
         }
     }
 
@@ -371,27 +444,13 @@ impl<'a> Generator<'a> {
         let interface = self.interface();
         match self.tape.below(10) {
             0..=2 => Action::Refuse {
-                kind: *self.tape.pick(&OpKind::ALL),
+                kind: *self.tape.pick(&OpKind::OPS),
                 interface: self.tape.one_in(2).then_some(interface),
             },
             3 => Action::Capacity {
                 services: self.tape.below(8),
             },
-            4 => {
-                let jobs = world.waiting().jobs;
-                let lanes: Vec<WorldLane> = WorldLane::ALL
-                    .into_iter()
-                    .filter(|lane| jobs[*lane as usize] > 0)
-                    .collect();
-                if lanes.is_empty() || !self.tape.one_in(3) {
-                    Action::Mend
-                } else {
-                    Action::Hang {
-                        lane: *self.tape.pick(&lanes),
-                        done: self.tape.one_in(2),
-                    }
-                }
-            }
+            4 if self.tape.one_in(3) => self.hang(world),
             5 => Action::Strip { interface },
             6 => Action::Readable {
                 interface,

@@ -6,10 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
+use holdfast_engine::belief::{Audited, Belief, Difference, There};
 use holdfast_engine::model::{
     Adoption, Backend, BackendId, Boot, Device, Entry, Identity, Ifindex, IntentProof, Link, LinkKind, Mac,
-    Op, OpDone, OpError, OpResult, PolicySlot, RegistryRead, RouteKey, Row, Selected, SlotId, Token,
+    NameHash, Op, OpDone, OpError, OpResult, PolicySlot, RegistryRead, RouteKey, Row, Selected, SlotId,
+    Token, UidHash,
 };
+
+use crate::script::{DESTINATIONS, PACKETS, Packet, SERVICES, Setup, Tamper, contains, own_address, route};
 
 /// Names one device for as long as it lives, whatever its number, name and address are: what no real program knows.
 pub(crate) type Instance = u64;
@@ -64,13 +68,16 @@ impl Verdict {
 pub(crate) struct Fate {
     /// The slot of the policy that the entry leads to.
     pub(crate) policy: Option<SlotId>,
+    /// The destination by which it goes there.
+    pub(crate) key: Option<RouteKey>,
     pub(crate) verdicts: Vec<Verdict>,
 }
 
 impl Fate {
-    fn one(policy: Option<SlotId>, verdict: Verdict) -> Self {
+    fn one(by: Option<(RouteKey, SlotId)>, verdict: Verdict) -> Self {
         Self {
-            policy,
+            policy: by.map(|(_, policy)| policy),
+            key: by.map(|(key, _)| key),
             verdicts: vec![verdict],
         }
     }
@@ -127,7 +134,6 @@ pub(crate) enum OpKind {
     Detach,
     ClearInterface,
     WriteRow,
-    DeleteRow,
     WriteSources,
     WriteLocals,
     WriteEntries,
@@ -139,15 +145,17 @@ pub(crate) enum OpKind {
     ProveSet,
     ProveIntent,
     ReadRegistry,
+    AskLink,
+    Audit,
+    DumpLinks,
 }
 
 impl OpKind {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Attach,
         Self::Detach,
         Self::ClearInterface,
         Self::WriteRow,
-        Self::DeleteRow,
         Self::WriteSources,
         Self::WriteLocals,
         Self::WriteEntries,
@@ -159,7 +167,20 @@ impl OpKind {
         Self::ProveSet,
         Self::ProveIntent,
         Self::ReadRegistry,
+        Self::AskLink,
+        Self::Audit,
+        Self::DumpLinks,
     ];
+    /// Those that are operations.
+    pub(crate) const OPS: [Self; 14] = {
+        let mut ops = [Self::Attach; 14];
+        let mut at = 0;
+        while at < ops.len() {
+            ops[at] = Self::ALL[at];
+            at += 1;
+        }
+        ops
+    };
 
     pub(crate) const fn of(op: &Op) -> Self {
         match op {
@@ -167,7 +188,6 @@ impl OpKind {
             Op::Detach { .. } => Self::Detach,
             Op::ClearInterface { .. } => Self::ClearInterface,
             Op::WriteRow { .. } => Self::WriteRow,
-            Op::DeleteRow { .. } => Self::DeleteRow,
             Op::WriteSources { .. } => Self::WriteSources,
             Op::WriteLocals { .. } => Self::WriteLocals,
             Op::WriteEntries { .. } => Self::WriteEntries,
@@ -189,7 +209,6 @@ pub(crate) fn ifindex_of(op: &Op) -> Option<Ifindex> {
         Op::Detach { ifindex }
         | Op::ClearInterface { ifindex }
         | Op::WriteRow { ifindex, .. }
-        | Op::DeleteRow { ifindex }
         | Op::WriteSources { ifindex, .. }
         | Op::WriteEntries { ifindex, .. }
         | Op::DeleteEntries { ifindex, .. }
@@ -241,10 +260,28 @@ pub(crate) struct Kernel {
     pub(crate) faults: Faults,
     /// Devices from which somebody else took our program.
     pub(crate) stripped: BTreeSet<Instance>,
+    /// Somebody else's programs before ours.
+    pub(crate) foreign: BTreeMap<Ifindex, Vec<String>>,
+    /// What somebody else wrote where no operation had written.
+    planted: BTreeSet<Planted>,
+    /// How many of [`crate::script::packet`] are looked at.
+    pub(crate) packets: u8,
+    /// How many policy slots and backends there can be.
+    arenas: (u32, u32),
     /// Raised whenever a map or a link really changed.
     pub(crate) changes: u64,
     /// The different backends of ranges of slots, until slots are written.
     members: RefCell<BTreeMap<Range, Members>>,
+}
+
+/// An element of our maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Planted {
+    Row(Ifindex),
+    Source(Ifindex, IpAddr),
+    Entry(Ifindex, RouteKey),
+    Policy(SlotId),
+    Backend(BackendId),
 }
 
 /// Base and length of a range of slots.
@@ -253,7 +290,7 @@ type Range = (u32, u16);
 type Members = Rc<[BackendId]>;
 
 impl Kernel {
-    pub(crate) fn new(slots: u32) -> Self {
+    pub(crate) fn new(setup: Setup) -> Self {
         Self {
             devices: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
@@ -266,11 +303,15 @@ impl Kernel {
             entries: BTreeMap::new(),
             policies: BTreeMap::new(),
             backends: BTreeMap::new(),
-            slots: vec![0; slots as usize],
+            slots: vec![0; setup.slots as usize],
             flows: BTreeSet::new(),
             services_capacity: u32::MAX,
             faults: Faults::default(),
             stripped: BTreeSet::new(),
+            foreign: BTreeMap::new(),
+            planted: BTreeSet::new(),
+            packets: if setup.prefixes { PACKETS } else { SERVICES },
+            arenas: (setup.policies, setup.backends),
             changes: 0,
             members: RefCell::default(),
         }
@@ -332,8 +373,19 @@ impl Kernel {
         let devices = &self.devices;
         self.pins
             .retain(|ifindex, instance| devices.get(ifindex).is_some_and(|dev| dev.instance == *instance));
+        // Whoever reads everything back knows of everything.
+        self.planted.clear();
+        self.adoption()
+    }
+
+    fn adoption(&self) -> Adoption {
         Adoption {
-            attached: self.pins.keys().copied().collect(),
+            attached: self
+                .pins
+                .keys()
+                .copied()
+                .filter(|ifindex| self.attached(*ifindex))
+                .collect(),
             rows: self.rows.clone(),
             sources: self.sources.clone(),
             locals: self.locals.clone(),
@@ -373,13 +425,19 @@ impl Kernel {
     }
 
     fn services_len(&self) -> u32 {
-        self.entries.values().map(|entries| entries.len() as u32).sum()
+        let services = |entries: &BTreeMap<RouteKey, Entry>| {
+            entries.keys().filter(|key| !key.is_prefix()).count() as u32
+        };
+        self.entries.values().map(services).sum()
     }
 
     // --- operations ----------------------------------------------------------------------------------------
 
     /// Carries an operation out.
     pub(crate) fn carry_out(&mut self, op: &Op, outcome: Outcome) -> OpResult {
+        if !self.planted.is_empty() {
+            self.own(op);
+        }
         let kind = OpKind::of(op);
         let persistent = self.faults.refused.contains(&(kind, 0))
             || ifindex_of(op).is_some_and(|ifindex| self.faults.refused.contains(&(kind, ifindex)));
@@ -430,7 +488,6 @@ impl Kernel {
                 writes += take(&mut self.rows, ifindex);
             }
             Op::WriteRow { ifindex, row } => writes += put(&mut self.rows, *ifindex, *row),
-            Op::DeleteRow { ifindex } => writes += take(&mut self.rows, ifindex),
             Op::WriteSources { ifindex, add, delete } => {
                 let sources = self.sources.entry(*ifindex).or_default();
                 for address in add {
@@ -455,7 +512,7 @@ impl Kernel {
                 let there = self.entries.get(ifindex);
                 let missing = entries
                     .keys()
-                    .filter(|key| !there.is_some_and(|there| there.contains_key(key)))
+                    .filter(|key| !key.is_prefix() && !there.is_some_and(|there| there.contains_key(key)))
                     .count() as u32;
                 let need = self.services_len() + missing;
                 if missing > 0 && need > self.services_capacity {
@@ -530,6 +587,250 @@ impl Kernel {
         }
         self.changes += u64::from(writes);
         Ok(OpDone { writes })
+    }
+
+    // --- audits, and what they are for -----------------------------------------------------------------------
+
+    /// What an audit sees.
+    pub(crate) fn look(&self, beliefs: &[Belief]) -> Audited {
+        let pins = self.adoption();
+        let there = There {
+            pins: &pins,
+            registry: &self.registry,
+            foreign: &self.foreign,
+        };
+        let mut audited = Audited::default();
+        for belief in beliefs {
+            match belief {
+                Belief::Identity { ifindex, .. } if self.faults.unreadable.contains(ifindex) => {
+                    audited.unreadable = Some("EIO".into());
+                }
+                Belief::Table { slot, base, table } => {
+                    let found = self.slots.iter().skip(*base as usize).take(table.len());
+                    if !found.eq(table) {
+                        audited.differences.push(Difference::Table { slot: *slot });
+                    }
+                }
+                Belief::Nothing { links } => {
+                    let pinned = self.pins.keys().filter(|ifindex| !links.contains(ifindex));
+                    audited
+                        .differences
+                        .extend(pinned.map(|ifindex| Difference::Link { ifindex: *ifindex }));
+                    audited
+                        .differences
+                        .extend(self.planted.iter().filter_map(|planted| self.stray(*planted)));
+                }
+                belief => audited.differences.extend(there.differs(belief)),
+            }
+        }
+        audited
+    }
+
+    fn stray(&self, planted: Planted) -> Option<Difference> {
+        Some(match planted {
+            Planted::Row(ifindex) => Difference::Row {
+                ifindex,
+                found: Some(*self.rows.get(&ifindex)?),
+            },
+            Planted::Source(ifindex, address) => {
+                self.sources.get(&ifindex)?.get(&address)?;
+                Difference::Source {
+                    ifindex,
+                    address,
+                    found: true,
+                }
+            }
+            Planted::Entry(ifindex, key) => Difference::Entry {
+                ifindex,
+                key,
+                found: Some(*self.entries.get(&ifindex)?.get(&key)?),
+            },
+            Planted::Policy(slot) => Difference::Policy {
+                slot,
+                found: Some(self.policies.get(&slot)?.clone()),
+            },
+            Planted::Backend(id) => Difference::Backend {
+                id,
+                found: Some(self.backends.get(&id)?.clone()),
+            },
+        })
+    }
+
+    /// What an operation writes or deletes is nobody else's any more.
+    fn own(&mut self, op: &Op) {
+        self.planted.retain(|planted| match (*planted, op) {
+            (
+                Planted::Row(at) | Planted::Source(at, _) | Planted::Entry(at, _),
+                Op::ClearInterface { ifindex },
+            ) => at != *ifindex,
+            (Planted::Row(at), Op::WriteRow { ifindex, .. }) => at != *ifindex,
+            (Planted::Source(at, address), Op::WriteSources { ifindex, add, delete }) => {
+                at != *ifindex || !(add.contains(&address) || delete.contains(&address))
+            }
+            (Planted::Entry(at, key), Op::WriteEntries { ifindex, entries }) => {
+                at != *ifindex || !entries.contains_key(&key)
+            }
+            (Planted::Entry(at, key), Op::DeleteEntries { ifindex, keys }) => {
+                at != *ifindex || !keys.contains(&key)
+            }
+            (Planted::Policy(at), Op::WritePolicy { slot, .. }) => at != *slot,
+            (Planted::Backend(id), Op::WriteBackends { backends }) => !backends.contains_key(&id),
+            _ => true,
+        });
+    }
+
+    /// Somebody changes our maps. Says whether that is about one device only; none if nothing changed.
+    pub(crate) fn tamper(&mut self, ifindex: Ifindex, how: Tamper) -> Option<bool> {
+        let changed = match self.tamper_with_device(ifindex, how) {
+            Some(changed) => changed.then_some(true),
+            None => self.tamper_with_policies(ifindex, how).then_some(false),
+        };
+        // Sets that are empty are none.
+        self.entries.retain(|_, entries| !entries.is_empty());
+        changed
+    }
+
+    /// None if it is about more than a device; else whether anything changed.
+    fn tamper_with_device(&mut self, ifindex: Ifindex, how: Tamper) -> Option<bool> {
+        let entries = self.entries.get_mut(&ifindex);
+        let open = |entries: Option<&mut BTreeMap<RouteKey, Entry>>, open| {
+            let mut changed = false;
+            for entry in entries.into_iter().flat_map(BTreeMap::values_mut) {
+                changed |= std::mem::replace(&mut entry.open, open) != open;
+            }
+            changed
+        };
+        Some(match how {
+            Tamper::RowGone => self.rows.remove(&ifindex).is_some(),
+            Tamper::RowOpen | Tamper::RowClosed => {
+                let token = self.registry.get(&ifindex).map(|identity| identity.token);
+                let token = token.filter(|_| how == Tamper::RowOpen);
+                self.rows
+                    .get_mut(&ifindex)
+                    .is_some_and(|row| std::mem::replace(&mut row.token, token) != token)
+            }
+            Tamper::EntriesGone => self.entries.remove(&ifindex).is_some(),
+            Tamper::EntriesOpened => open(entries, true),
+            Tamper::EntriesClosed => open(entries, false),
+            Tamper::EntriesElsewhere => {
+                let entries = entries.into_iter().flat_map(BTreeMap::values_mut);
+                entries.map(|entry| entry.policy ^= 1).count() > 0
+            }
+            Tamper::SourcesGone => self.sources.remove(&ifindex).is_some(),
+            Tamper::StraySource => {
+                let address = own_address(77);
+                self.planted.insert(Planted::Source(ifindex, address));
+                self.sources.entry(ifindex).or_default().insert(address)
+            }
+            Tamper::StrayRow => {
+                let row = Row {
+                    token: self.registry.get(&ifindex).map(|identity| identity.token),
+                    epoch: 7,
+                    has_services: true,
+                    has_prefixes_v4: false,
+                    has_prefixes_v6: false,
+                    has_sources: false,
+                    via: None,
+                };
+                let stray = !self.rows.contains_key(&ifindex);
+                if stray {
+                    self.planted.insert(Planted::Row(ifindex));
+                    self.rows.insert(ifindex, row);
+                }
+                stray
+            }
+            Tamper::StrayEntry => {
+                let entries = self.entries.entry(ifindex).or_default();
+                let key = (0..DESTINATIONS)
+                    .map(route)
+                    .find(|key| !entries.contains_key(key));
+                if let Some(key) = key {
+                    let policy = self.policies.keys().next().copied().unwrap_or(0);
+                    entries.insert(key, Entry { policy, open: true });
+                    self.planted.insert(Planted::Entry(ifindex, key));
+                }
+                key.is_some()
+            }
+            Tamper::StrayLink => {
+                let instance = self.devices.get(&ifindex).map(|dev| dev.instance);
+                let pinned = self.pins.contains_key(&ifindex);
+                if let Some(instance) = instance.filter(|_| !pinned) {
+                    self.pins.insert(ifindex, instance);
+                }
+                instance.is_some() && !pinned
+            }
+            _ => return None,
+        })
+    }
+
+    fn tamper_with_policies(&mut self, ifindex: Ifindex, how: Tamper) -> bool {
+        let nth = ifindex as usize;
+        let policy = self
+            .policies
+            .keys()
+            .copied()
+            .nth(nth % self.policies.len().max(1));
+        let backend = self
+            .backends
+            .keys()
+            .copied()
+            .nth(nth % self.backends.len().max(1));
+        match (how, policy, backend) {
+            (Tamper::SelectorEmpty, Some(slot), _) => {
+                let policy = self.policies.get_mut(&slot);
+                policy.is_some_and(|policy| std::mem::replace(&mut policy.selected.length, 0) != 0)
+            }
+            (Tamper::PassFlag, Some(slot), _) => {
+                if let Some(policy) = self.policies.get_mut(&slot) {
+                    policy.pass_while_held ^= true;
+                }
+                true
+            }
+            (Tamper::PolicyGone, Some(slot), _) => self.policies.remove(&slot).is_some(),
+            (Tamper::StrayPolicy, Some(slot), _) => {
+                let Some(mut copy) = self.policies.get(&slot).cloned() else {
+                    return false;
+                };
+                copy.uid = UidHash([9; 16]);
+                let Some(free) = (0..self.arenas.0)
+                    .rev()
+                    .find(|slot| !self.policies.contains_key(slot))
+                else {
+                    return false;
+                };
+                self.planted.insert(Planted::Policy(free));
+                self.policies.insert(free, copy).is_none()
+            }
+            (Tamper::Slots, Some(slot), _) => {
+                let selected = self.policies[&slot].selected;
+                self.members.borrow_mut().clear();
+                let slots = self.slots.iter_mut().skip(selected.base as usize);
+                slots
+                    .take(usize::from(selected.length))
+                    .map(|slot| *slot = 77)
+                    .count()
+                    > 0
+            }
+            (Tamper::BackendGone, _, Some(id)) => self.backends.remove(&id).is_some(),
+            (Tamper::BackendElsewhere, _, Some(id)) => {
+                let backend = self.backends.get_mut(&id);
+                backend.is_some_and(|backend| std::mem::replace(&mut backend.ifindex, ifindex) != ifindex)
+            }
+            (Tamper::StrayBackend, _, Some(id)) => {
+                let copy = self.backends[&id].clone();
+                let Some(free) = (1..=self.arenas.1)
+                    .rev()
+                    .find(|id| !self.backends.contains_key(id))
+                else {
+                    return false;
+                };
+                self.planted.insert(Planted::Backend(free));
+                self.backends.insert(free, copy).is_none()
+            }
+            (Tamper::LocalGone, ..) => self.locals.pop_first().is_some(),
+            (Tamper::StrayLocal, ..) => self.locals.insert(own_address(99)),
+            _ => false,
+        }
     }
 
     fn holds_program(&self, device: Device) -> Result<(), OpError> {
@@ -644,19 +945,20 @@ impl Kernel {
 
     // --- packets -------------------------------------------------------------------------------------------
 
-    /// What happens to packets that arrive at a device for one destination. A generation of the clock is not needed:
-    /// this is about first packets.
-    pub(crate) fn forward(&self, ifindex: Ifindex, source: IpAddr, key: &RouteKey) -> Fate {
-        let pass = Fate::one(None, Verdict::Pass);
-        if !self.attached(ifindex) {
-            return pass;
-        }
-        let Some(row) = self.rows.get(&ifindex).filter(|row| row.has_services) else {
-            return pass;
+    /// What happens to packets of a kind that arrive at a device. A generation of the clock is not needed: this is about
+    /// first packets.
+    pub(crate) fn forward(&self, ifindex: Ifindex, source: IpAddr, packet: Packet) -> Fate {
+        let found = || {
+            let row = self.rows.get(&ifindex)?;
+            let entries = self.entries.get(&ifindex)?;
+            if !self.attached(ifindex) || self.locals.contains(&packet.address) {
+                return None;
+            }
+            Some((row, way(row, entries, packet)?))
         };
-        match self.entries.get(&ifindex).and_then(|entries| entries.get(key)) {
-            Some(entry) => self.route(ifindex, *row, source, key, *entry, false),
-            None => pass,
+        match found() {
+            Some((row, (key, entry))) => self.route(ifindex, *row, source, &key, entry, false),
+            None => Fate::one(None, Verdict::Pass),
         }
     }
 
@@ -665,13 +967,13 @@ impl Kernel {
         ifindex: Ifindex,
         row: Row,
         source: IpAddr,
-        _key: &RouteKey,
+        key: &RouteKey,
         entry: Entry,
         as_if_open: bool,
     ) -> Fate {
         let free = PolicySlot {
-            name: holdfast_engine::model::NameHash(0),
-            uid: holdfast_engine::model::UidHash([0; 16]),
+            name: NameHash(0),
+            uid: UidHash([0; 16]),
             selected: Selected::default(),
             pass_while_held: false,
             served_generation: 0,
@@ -686,7 +988,7 @@ impl Kernel {
             } else {
                 drop
             };
-            Fate::one(Some(entry.policy), verdict)
+            Fate::one(Some((*key, entry.policy)), verdict)
         };
         let open = self.row_open(ifindex, row) && entry.open;
         if !as_if_open && !open {
@@ -698,7 +1000,7 @@ impl Kernel {
                 .get(&ifindex)
                 .is_some_and(|sources| sources.contains(&source))
         {
-            return Fate::one(Some(entry.policy), Verdict::DropSpoofed);
+            return Fate::one(Some((*key, entry.policy)), Verdict::DropSpoofed);
         }
         let slots = self.members(policy.selected);
         if slots.is_empty() {
@@ -715,6 +1017,7 @@ impl Kernel {
         }
         Fate {
             policy: Some(entry.policy),
+            key: Some(*key),
             verdicts,
         }
     }
@@ -744,8 +1047,8 @@ impl Kernel {
     }
 
     /// Lets a packet through: established flows are made by it.
-    pub(crate) fn establish(&mut self, ifindex: Ifindex, key: &RouteKey, fate: &Fate) {
-        let (Some(policy), Some(row)) = (fate.policy, self.rows.get(&ifindex)) else {
+    pub(crate) fn establish(&mut self, ifindex: Ifindex, fate: &Fate) {
+        let (Some(policy), Some(key), Some(row)) = (fate.policy, fate.key, self.rows.get(&ifindex)) else {
             return;
         };
         let (Some(consumer_token), epoch) = (row.token, row.epoch) else {
@@ -757,7 +1060,7 @@ impl Kernel {
             };
             self.flows.insert(Flow {
                 consumer: ifindex,
-                key: *key,
+                key,
                 consumer_token,
                 producer: backend.ifindex,
                 producer_token: backend.token,
@@ -777,7 +1080,6 @@ impl Kernel {
             return false;
         };
         let current = self.attached(flow.consumer)
-            && row.has_services
             && row.token == Some(flow.consumer_token)
             && row.epoch == flow.epoch
             && self.row_open(flow.consumer, *row);
@@ -798,6 +1100,42 @@ impl Kernel {
             .is_some_and(|identity| identity.token == flow.producer_token);
         current && owned && (member || drains) && registered
     }
+}
+
+/// The entry by which a packet goes, as the program looks it up: the service, then the longest range that has it.
+fn way(row: &Row, entries: &BTreeMap<RouteKey, Entry>, packet: Packet) -> Option<(RouteKey, Entry)> {
+    let Packet {
+        address,
+        protocol,
+        port,
+    } = packet;
+    let service = RouteKey::Service {
+        address,
+        protocol,
+        port,
+    };
+    if let Some(entry) = entries.get(&service).filter(|_| row.has_services) {
+        return Some((service, *entry));
+    }
+    let ranges = if address.is_ipv4() {
+        row.has_prefixes_v4
+    } else {
+        row.has_prefixes_v6
+    };
+    if !ranges {
+        return None;
+    }
+    entries
+        .iter()
+        .filter_map(|(key, entry)| match key {
+            RouteKey::Prefix {
+                address: range,
+                length,
+            } if contains(*range, *length, address) => Some((*length, *key, *entry)),
+            _ => None,
+        })
+        .max_by_key(|(length, _, _)| *length)
+        .map(|(_, key, entry)| (key, entry))
 }
 
 /// Whether set generation `a` (24 bits, wraps) is at least `b`.
@@ -989,7 +1327,11 @@ mod tests {
 
     /// A kernel that serves.
     fn serving() -> Kernel {
-        let mut kernel = Kernel::new(16);
+        let mut kernel = Kernel::new(Setup {
+            prefixes: true,
+            slots: 16,
+            ..Setup::default()
+        });
         for ifindex in [CONSUMER, PRODUCER] {
             let name = format!("hf{ifindex}");
             kernel.devices.insert(
@@ -1054,7 +1396,9 @@ mod tests {
     }
 
     fn verdict(kernel: &Kernel) -> Vec<Verdict> {
-        kernel.forward(CONSUMER, SOURCE, &key()).verdicts
+        kernel
+            .forward(CONSUMER, SOURCE, crate::script::packet(0))
+            .verdicts
     }
 
     fn done(kernel: &mut Kernel, op: Op) {
@@ -1066,7 +1410,9 @@ mod tests {
         let kernel = serving();
         assert_eq!(verdict(&kernel), [Verdict::Deliver(7)]);
         assert_eq!(
-            kernel.forward(CONSUMER, stranger(SOURCE), &key()).verdicts,
+            kernel
+                .forward(CONSUMER, stranger(SOURCE), crate::script::packet(0))
+                .verdicts,
             [Verdict::DropSpoofed]
         );
         type Change = fn(&mut Kernel);
@@ -1116,7 +1462,10 @@ mod tests {
                 |k| k.backends.get_mut(&7).unwrap().ifindex = CONSUMER,
                 Verdict::DropNoProducer,
             ),
-            (|k| done(k, Op::DeleteRow { ifindex: CONSUMER }), Verdict::Pass),
+            (
+                |k| done(k, Op::ClearInterface { ifindex: CONSUMER }),
+                Verdict::Pass,
+            ),
             (|k| done(k, Op::Detach { ifindex: CONSUMER }), Verdict::Pass),
         ];
         for (number, (change, wanted)) in cases.into_iter().enumerate() {
@@ -1258,8 +1607,8 @@ mod tests {
     #[test]
     fn flows_end_with_tokens_epoch_membership_and_drain() {
         let mut kernel = serving();
-        let fate = kernel.forward(CONSUMER, SOURCE, &key());
-        kernel.establish(CONSUMER, &key(), &fate);
+        let fate = kernel.forward(CONSUMER, SOURCE, crate::script::packet(0));
+        kernel.establish(CONSUMER, &fate);
         let flow = *kernel.flows.first().unwrap();
         assert!(kernel.flow_holds(&flow, Boot(0)));
         type Change = fn(&mut Kernel);

@@ -8,7 +8,7 @@ use holdfast_engine::Engine;
 use holdfast_engine::model::{
     Backend, BackendId, Boot, Device, Effect, Entry, FailReason, Features, Happening, HoldReason, Ifindex,
     IntentProof, Level, LogLine, Now, ObjectName, OnDeadline, Op, OpError, OpId, OpResult, PolicySlot,
-    Remembered, RouteKey, Selected, SlotId, State, Token, UidHash,
+    Remembered, RouteKey, Row, Selected, SlotId, State, Token, UidHash,
 };
 use holdfast_engine::view::{IntentView, PolicyView, Summary};
 
@@ -16,7 +16,7 @@ use crate::coverage::{Coverage, Stage};
 use crate::flight::{Context, Flight, Item, overlap, stands_on, writes};
 use crate::kernel::{Fate, Kernel};
 use crate::rules::{Gate, Intent, Must, Triple, Wants, wants};
-use crate::script::{SECOND, SERVICES, number_of, service};
+use crate::script::{DESTINATIONS, SECOND, Setup, number_of, packet, route};
 use crate::told::Told;
 
 /// A rule that was broken.
@@ -82,7 +82,6 @@ impl Trouble {
             Op::Detach { ifindex }
             | Op::ClearInterface { ifindex }
             | Op::WriteRow { ifindex, .. }
-            | Op::DeleteRow { ifindex }
             | Op::WriteSources { ifindex, .. }
             | Op::DeleteIdentity { ifindex, .. }
             | Op::DeleteEntries { ifindex, .. } => drop(self.devices.insert(*ifindex)),
@@ -114,6 +113,23 @@ impl Trouble {
             Op::WriteLocals { .. } => self.locals = true,
             Op::WriteBackends { .. } | Op::WriteSlots { .. } => self.everything = true,
         }
+    }
+}
+
+/// What somebody changed behind the engine's back, and what depends on it, until audits have put it right.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tampered {
+    pub(crate) devices: BTreeSet<Ifindex>,
+    pub(crate) everything: bool,
+}
+
+impl Tampered {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(crate) fn is(&self, ifindex: Option<Ifindex>) -> bool {
+        self.everything || ifindex.is_some_and(|ifindex| self.devices.contains(&ifindex))
     }
 }
 
@@ -206,6 +222,8 @@ pub(crate) struct Oracle {
     features: Features,
     /// The arenas are smaller than what is asked for now and then.
     pub(crate) tight: bool,
+    /// There are audits: something is always due.
+    pub(crate) audits: bool,
     pub(crate) told: Told,
     pub(crate) wants: Rc<Wants>,
     wants_version: u64,
@@ -230,6 +248,7 @@ pub(crate) struct Oracle {
     hold_starts: BTreeMap<Uids, Now>,
     holds_begun: u64,
     pub(crate) trouble: Trouble,
+    pub(crate) tampered: Tampered,
     /// An operation failed in this life, or was given up.
     errors: bool,
     pub(crate) schedules: BTreeMap<ObjectName, Schedule>,
@@ -243,17 +262,22 @@ pub(crate) struct Oracle {
     pub(crate) reading: BTreeMap<Ifindex, VecDeque<Reading>>,
     /// Ids of operations of this life.
     ids: BTreeSet<OpId>,
-    /// When the engine was polled last: what was handled since belongs to one batch.
+    /// When the view was looked at last: what was handled since belongs to one batch.
     last_poll: Boot,
+    /// [`Told::version`] then.
+    viewed: u64,
+    /// Polls since.
+    unviewed: u32,
 
     pub(crate) coverage: Coverage,
 }
 
 impl Oracle {
-    pub(crate) fn new(features: Features, tight: bool) -> Self {
+    pub(crate) fn new(features: Features, setup: Setup) -> Self {
         Self {
             features,
-            tight,
+            tight: setup.is_tight(),
+            audits: setup.audits,
             told: Told::default(),
             wants: Rc::default(),
             wants_version: 0,
@@ -272,6 +296,7 @@ impl Oracle {
             hold_starts: BTreeMap::new(),
             holds_begun: 0,
             trouble: Trouble::default(),
+            tampered: Tampered::default(),
             errors: false,
             schedules: BTreeMap::new(),
             fates: BTreeMap::new(),
@@ -282,6 +307,8 @@ impl Oracle {
             reading: BTreeMap::new(),
             ids: BTreeSet::new(),
             last_poll: Boot(0),
+            viewed: 0,
+            unviewed: 0,
             coverage: Coverage::default(),
         }
     }
@@ -439,7 +466,8 @@ impl Oracle {
             // A slot that keeps its selector stands, whatever else is written of it.
             let keeps = matches!(&flight.op, Op::WritePolicy { slot, value: Some(value) }
                 if kernel.policies.get(slot).is_some_and(|there| there.selected == value.selected));
-            let stands = overlap(&needed, &theirs).filter(|_| !keeps);
+            let tampered = self.tampered.is(crate::kernel::ifindex_of(op));
+            let stands = overlap(&needed, &theirs).filter(|_| !keeps && !tampered);
             ensure!(
                 stands.is_none(),
                 "ENGINE 25: a dependent operation only after the answer of what it stands on",
@@ -492,7 +520,7 @@ impl Oracle {
     /// registry row could not be read since.
     fn not_before_the_barrier(&self, op: &Op, kernel: &Kernel) -> Checked {
         const RULE: &str = "ENGINE 2: nothing is closed, removed or switched before the start is complete";
-        if !takes_away(op, kernel) {
+        if !takes_away(op, kernel) || !self.tampered.is_empty() {
             return Ok(());
         }
         let known = |hash: UidHash| {
@@ -596,9 +624,9 @@ impl Oracle {
             "{device:?} has row {row:?}"
         );
         let current = self.told.device(ifindex) == Some(device);
-        for key in (0..SERVICES).filter_map(service) {
+        for number in 0..DESTINATIONS {
+            let key = route(number);
             let entry = kernel.entries.get(&ifindex).and_then(|entries| entries.get(&key));
-            let number = number_of(&key).unwrap_or_default();
             let owner = self.wants.owners.get(&(ifindex, number));
             if let Some(entry) = entry {
                 let uid = kernel
@@ -640,6 +668,9 @@ impl Oracle {
     pub(crate) fn before(&self, op: &Op, kernel: &Kernel, now: Now) -> Checked {
         const BESIDE: &str = "DESIGN 2.10: a new set is written beside the one that is selected";
         const REUSE: &str = "DATAPLANE: a freed slot range, backend or policy id is reused only after 1 s";
+        if !self.tampered.is_empty() {
+            return Ok(());
+        }
         let in_use = |id: &BackendId| {
             kernel
                 .policies
@@ -888,13 +919,13 @@ impl Oracle {
     fn compute_fates(&self, kernel: &Kernel) -> BTreeMap<(Ifindex, u8), Fate> {
         let mut fates = BTreeMap::new();
         for ifindex in kernel.devices.keys() {
-            for number in 0..SERVICES {
-                let Some(key) = service(number) else { continue };
+            for number in 0..kernel.packets {
+                let packet = packet(number);
                 let source = self
                     .wants
-                    .source(*ifindex, number)
-                    .unwrap_or_else(|| crate::kernel::stranger(key.address()));
-                fates.insert((*ifindex, number), kernel.forward(*ifindex, source, &key));
+                    .source(*ifindex, packet.address)
+                    .unwrap_or_else(|| crate::kernel::stranger(packet.address));
+                fates.insert((*ifindex, number), kernel.forward(*ifindex, source, packet));
             }
         }
         fates
@@ -919,11 +950,9 @@ impl Oracle {
                 self.served.remove(place);
             }
         }
-        for ((ifindex, number), fate) in &self.fates {
-            if fate.delivers()
-                && let Some(key) = service(*number)
-            {
-                kernel.establish(*ifindex, &key, fate);
+        for ((ifindex, _), fate) in &self.fates {
+            if fate.delivers() {
+                kernel.establish(*ifindex, fate);
             }
         }
     }
@@ -938,12 +967,11 @@ impl Oracle {
         now: Now,
     ) -> Checked {
         let op = &flight.op;
-        let what = || format!("device {ifindex}, service {number}, by {op:?}: {before:?} becomes {after:?}");
+        let what = || format!("device {ifindex}, packet {number}, by {op:?}: {before:?} becomes {after:?}");
         let owner = |wants: &Wants| {
-            wants.owners.get(&(ifindex, number)).map(|(policy, consumer)| {
-                let intent = wants.intents[&(policy.clone(), consumer.clone())].clone();
-                (policy.clone(), intent)
-            })
+            wants
+                .owner(ifindex, number)
+                .map(|(_, key)| (key.0.clone(), wants.intents[key].clone()))
         };
         let owners = owner(&flight.context.wants).zip(owner(&self.wants));
         let troubled = owners.as_ref().is_some_and(|((name, then), (other, now))| {
@@ -979,8 +1007,11 @@ impl Oracle {
                 let backend = kernel.backends.get(&id);
                 backend.is_some_and(|backend| kernel.devices.contains_key(&backend.ifindex))
             });
+            // Where an edit makes a destination more exact, or less, packets to it go live anew: proven first.
+            let same_way = before.key == self.wants.owner(ifindex, number).map(|(by, _)| route(by));
             let breaks = before.serves()
                 && alive
+                && same_way
                 && !after.serves()
                 && self.served.get(&(ifindex, number)) == Some(&today.consumer_uid);
             if breaks && then.policy_uid == today.policy_uid && then.consumer_uid == today.consumer_uid {
@@ -994,7 +1025,7 @@ impl Oracle {
                 );
             }
         }
-        self.grants(flight, (ifindex, number), before, after, kernel)
+        self.grants(flight, ifindex, before, after, kernel)
     }
 
     /// Whether what is delivered now has to be delivered on, to whomever.
@@ -1049,12 +1080,21 @@ impl Oracle {
     fn grants(
         &self,
         flight: &Flight,
-        (ifindex, number): (Ifindex, u8),
+        ifindex: Ifindex,
         before: &Fate,
         after: &Fate,
         kernel: &Kernel,
     ) -> Checked {
-        let Some(slot) = after.policy else { return Ok(()) };
+        let (Some(slot), Some(key)) = (after.policy, after.key) else {
+            return Ok(());
+        };
+        let Some(number) = number_of(&key).filter(|_| !self.tampered.is(Some(ifindex))) else {
+            return Ok(());
+        };
+        // What could not be taken away from a device stays there until it can.
+        if self.trouble.devices.contains(&ifindex) {
+            return Ok(());
+        }
         if matches!(flight.op, Op::WriteSources { .. }) {
             // Other addresses of the same consumer reach what it reaches.
             return Ok(());
@@ -1073,7 +1113,7 @@ impl Oracle {
         let uid = number_of_hash(policy.uid);
         let what = || {
             format!(
-                "device {ifindex}, service {number}, policy {uid}, by {:?}: {before:?} becomes {after:?}",
+                "device {ifindex}, destination {number}, policy {uid}, by {:?}: {before:?} becomes {after:?}",
                 flight.op
             )
         };
@@ -1086,6 +1126,9 @@ impl Oracle {
                 .policies
                 .values()
                 .any(|policy| policy.uid == uid && !policy.ready.is_empty());
+            if others && !wants.of_device.contains_key(&producer) {
+                continue;
+            }
             ensure!(
                 others || wants.tokens.get(&producer) == Some(&token),
                 "DESIGN 2.1: delivery only to an incarnation that is ready",
@@ -1118,11 +1161,12 @@ impl Oracle {
                     what()
                 );
             }
-            if matches!(flight.op, Op::WriteRow { .. } | Op::WriteEntries { .. }) {
-                let key = service(number);
+            // A destination that passes to a policy whose set is selected already goes on in one write (ENGINE 10).
+            let passes = before.delivers() && before.policy != after.policy;
+            if matches!(flight.op, Op::WriteRow { .. } | Op::WriteEntries { .. }) && !passes {
                 let proven = self.proofs.get(&(ifindex, slot)).is_some_and(|proof| {
                     Some(proof.token) == row.and_then(|row| row.token)
-                        && key.is_some_and(|key| proof.entries.contains_key(&key))
+                        && proof.entries.contains_key(&key)
                         && proof.selected == policy.selected
                 });
                 ensure!(proven, "ENGINE 7: nothing unproven goes live", "{}", what());
@@ -1227,9 +1271,25 @@ impl Oracle {
         });
         trouble.everything
             || producers
+            || (intent.ranges && trouble.locals)
             || trouble.policies.contains(&intent.policy_uid)
             || ifindex.is_some_and(|ifindex| {
                 trouble.devices.contains(&ifindex) || trouble.pairs.contains(&(intent.policy_uid, ifindex))
+            })
+    }
+
+    /// Whether what an intent hangs on was changed behind the engine's back.
+    fn is_tampered(&self, policy: &ObjectName, intent: &Intent) -> bool {
+        if self.tampered.is_empty() {
+            return false;
+        }
+        let touched = |device: Option<Device>| self.tampered.is(device.map(|device| device.ifindex));
+        touched(intent.device)
+            || self.wants.policies.get(policy).is_some_and(|policy| {
+                let attachments = self.wants.attachments.values();
+                attachments
+                    .filter(|judged| policy.producers.contains(&judged.uid))
+                    .any(|judged| touched(judged.device))
             })
     }
 
@@ -1256,19 +1316,28 @@ impl Oracle {
         now: Now,
     ) -> Checked {
         self.refresh();
-        let before = std::mem::replace(&mut self.view, Snapshot::of(engine));
-        self.too_small();
         ensure!(
             engine.next_deadline().is_none_or(|deadline| deadline > now.boot),
             "ENGINE 1: a poll leaves nothing due",
             "due at {:?}, and it is {now:?}",
             engine.next_deadline()
         );
+        if self.is_idle(effects) {
+            self.unviewed += 1;
+            return self.the_schedules(None, effects, engine, now);
+        }
+        self.unviewed = 0;
+        self.viewed = self.told.version;
+        let before = std::mem::replace(&mut self.view, Snapshot::of(engine));
+        self.too_small();
         self.the_sum()?;
         self.the_policies()?;
         self.the_reports(&before, effects)?;
         for (key, intent) in &self.view.intents {
             let wanted = &self.wants.intents[key];
+            if self.is_tampered(&key.0, wanted) {
+                continue;
+            }
             // What failed may say so until something else is answered.
             let failed = matches!(intent.state, State::Failed(_));
             let stays = before
@@ -1284,11 +1353,24 @@ impl Oracle {
         }
         self.the_times(&before, now)?;
         self.the_log(effects, now)?;
-        self.the_schedules(&before, effects, engine, now)?;
+        self.the_schedules(Some(&before), effects, engine, now)?;
         self.forget();
         self.last_poll = now.boot;
         self.told.batch_ends();
         Ok(())
+    }
+
+    /// Whether nothing was told and nothing comes of it: the view is what it was. (If it is not, that is seen the next
+    /// time, and at the latest after so many polls.)
+    fn is_idle(&self, effects: &[Effect]) -> bool {
+        const AT_MOST: u32 = 8;
+        let idle = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::ReadRegistry(_) | Effect::AskLink(_) | Effect::Audit(..) | Effect::DumpLinks
+            )
+        };
+        self.unviewed < AT_MOST && self.viewed == self.told.version && effects.iter().all(idle)
     }
 
     /// Times of an earlier life are kept for what the complete lists name, and for nothing that became another.
@@ -1647,12 +1729,7 @@ impl Oracle {
             Item::Policy(*slot),
             Item::Slots(policy.selected.base, u32::from(policy.selected.length)),
         ];
-        used.extend(
-            wanted
-                .keys
-                .iter()
-                .filter_map(|key| Some(Item::Entry(ifindex, service(*key)?))),
-        );
+        used.extend(wanted.keys.iter().map(|key| Item::Entry(ifindex, route(*key))));
         used.extend(members.iter().map(|id| Item::Backend(*id)));
         for flight in self.flights.values() {
             if matches!(flight.op, Op::ProveIntent(_) | Op::ProveSet { .. }) {
@@ -1663,7 +1740,7 @@ impl Oracle {
         }
         let row = kernel.rows.get(&ifindex);
         ensure!(
-            row.is_some_and(|row| row.token == Some(token) && row.has_services),
+            row.is_some_and(|row| row.token == Some(token) && announces(*row, &wanted.keys)),
             RULE,
             "{key:?} has row {row:?}, token {token:?}"
         );
@@ -1690,7 +1767,7 @@ impl Oracle {
             "{key:?} claims nothing"
         );
         let proof = self.proofs.get(&(ifindex, *slot));
-        for key in wanted.keys.iter().filter_map(|key| service(*key)) {
+        for key in wanted.keys.iter().map(|key| route(*key)) {
             let entry = kernel.entries.get(&ifindex).and_then(|entries| entries.get(&key));
             ensure!(
                 entry
@@ -1947,7 +2024,13 @@ impl Oracle {
     }
 
     /// Rechecks at 1, 2, 4, 8, 16 and then every 30 s, from the start of a hold or of a wait for an identity.
-    fn the_schedules(&mut self, before: &Snapshot, effects: &[Effect], engine: &Engine, now: Now) -> Checked {
+    fn the_schedules(
+        &mut self,
+        before: Option<&Snapshot>,
+        effects: &[Effect],
+        engine: &Engine,
+        now: Now,
+    ) -> Checked {
         const RULE: &str =
             "DESIGN 2.4, ENGINE 19: a policy that holds is looked at after 1 s, doubling to 30 s";
         if !self.trouble.is_empty() || !self.told.passed || !self.told.names_are_clear() {
@@ -1984,13 +2067,12 @@ impl Oracle {
                 );
                 self.schedules.insert(policy.clone(), schedule.next(now.boot));
             }
-            let begins = self.view.intents.iter().any(|((name, consumer), intent)| {
-                let earlier = before
-                    .intents
-                    .get(&(name.clone(), consumer.clone()))
-                    .map(|earlier| earlier.state);
-                let missing = State::Held(HoldReason::IdentityMissing);
-                name == policy && intent.state == missing && earlier != Some(missing)
+            let begins = before.is_some_and(|before| {
+                self.view.intents.iter().any(|(key, intent)| {
+                    let missing = State::Held(HoldReason::IdentityMissing);
+                    let earlier = || before.intents.get(key).map(|earlier| earlier.state);
+                    key.0 == *policy && intent.state == missing && earlier() != Some(missing)
+                })
             });
             let started = effects.iter().any(|effect| match effect {
                 Effect::Log(line) => {
@@ -2044,6 +2126,15 @@ fn first_name() -> ObjectName {
     }
 }
 
+/// Whether a row says that there are entries of the kinds of these destinations.
+pub(crate) fn announces(row: Row, keys: &BTreeSet<u8>) -> bool {
+    keys.iter().all(|key| match route(*key) {
+        RouteKey::Service { .. } => row.has_services,
+        RouteKey::Prefix { address, .. } if address.is_ipv4() => row.has_prefixes_v4,
+        RouteKey::Prefix { .. } => row.has_prefixes_v6,
+    })
+}
+
 /// Whether two values of a backend stand for one incarnation of a producer in one policy.
 pub(crate) fn is_same_producer(a: &Backend, b: &Backend) -> bool {
     (a.policy, a.ifindex, a.token) == (b.policy, b.ifindex, b.token)
@@ -2058,7 +2149,6 @@ fn takes_away(op: &Op, kernel: &Kernel) -> bool {
                 || kernel.entries.contains_key(ifindex)
                 || kernel.sources.contains_key(ifindex)
         }
-        Op::DeleteRow { ifindex } => kernel.rows.contains_key(ifindex),
         Op::WriteRow { ifindex, row } => kernel
             .rows
             .get(ifindex)

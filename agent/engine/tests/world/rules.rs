@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use holdfast_engine::model::{
     Attachment, Delivery, Destination, Device, FailReason, Features, HoldReason, Ifindex, LinkKind,
-    ObjectName, PolicySpec, State, Token, Uid, WhileHeld,
+    ObjectName, PolicySpec, RouteKey, State, Token, Uid, WhileHeld,
 };
 
 use crate::kernel::stranger;
-use crate::script::{number_of, service};
+use crate::script::{DESTINATIONS, number_of, route, ways};
 use crate::told::{Known, Told, ToldPolicy};
 
 /// The number in a uid of this world.
@@ -99,6 +99,8 @@ pub(crate) struct Intent {
     pub(crate) producers: BTreeSet<u32>,
     /// Nothing but readiness stands between it and delivery.
     pub(crate) valid: bool,
+    /// It wants ranges: the node's own addresses must be known.
+    pub(crate) ranges: bool,
 }
 
 /// A policy as the rules want it.
@@ -150,9 +152,15 @@ impl Wants {
             .map(|judged| judged.interface.as_str())
     }
 
-    /// Where packets of a device for this service come from.
-    pub(crate) fn source(&self, ifindex: Ifindex, key: u8) -> Option<IpAddr> {
-        let destination = service(key)?.address();
+    /// Who owns the packets of a kind that arrive at a device, and by which destination.
+    pub(crate) fn owner(&self, ifindex: Ifindex, packet: u8) -> Option<(u8, &(ObjectName, ObjectName))> {
+        ways(packet)
+            .iter()
+            .find_map(|number| Some((*number, self.owners.get(&(ifindex, *number))?)))
+    }
+
+    /// Where packets of a device to this address come from.
+    pub(crate) fn source(&self, ifindex: Ifindex, destination: IpAddr) -> Option<IpAddr> {
         match self.sources.get(&ifindex) {
             Some(sources) => sources[usize::from(destination.is_ipv6())],
             None => Some(stranger(destination)),
@@ -270,21 +278,24 @@ fn judge(told: &Told) -> BTreeMap<ObjectName, Judged> {
         .collect()
 }
 
-/// Services of a policy, as numbers.
-fn services(spec: &PolicySpec) -> BTreeSet<u8> {
+/// Destinations of a policy that can be claimed, as numbers.
+fn destinations(spec: &PolicySpec, features: Features) -> BTreeSet<u8> {
     spec.destinations
         .iter()
-        .filter_map(|destination| match destination {
+        .filter_map(|destination| match *destination {
             Destination::Service {
                 address,
                 protocol,
                 port,
                 ..
-            } => number_of(&holdfast_engine::model::RouteKey::Service {
-                address: *address,
-                protocol: *protocol,
-                port: *port,
+            } => number_of(&RouteKey::Service {
+                address,
+                protocol,
+                port,
             }),
+            Destination::Prefix { address, length } if features.prefixes => {
+                number_of(&RouteKey::Prefix { address, length })
+            }
             Destination::Prefix { .. } => None,
         })
         .collect()
@@ -381,9 +392,7 @@ pub(crate) fn wants(told: &Told, features: Features) -> Wants {
         }
         if judged.right == Right::Fine {
             let of_family = |v6: bool| {
-                let like = service(if v6 { 3 } else { 0 })
-                    .expect("a service of this world")
-                    .address();
+                let like = route(if v6 { 3 } else { 0 }).address();
                 let own = attachment
                     .addresses
                     .iter()
@@ -415,7 +424,7 @@ pub(crate) fn wants(told: &Told, features: Features) -> Wants {
         let count = rest.iter().take_while(|(_, other)| other == consumer).count();
         let (of_consumer, others) = rest.split_at(count);
         rest = others;
-        consumer_wants(told, &mut wants, consumer, of_consumer);
+        consumer_wants(told, &mut wants, consumer, of_consumer, features);
     }
     for (key, intent) in &wants.intents {
         if !intent.valid {
@@ -443,13 +452,18 @@ fn consumer_wants(
     wants: &mut Wants,
     consumer: &ObjectName,
     policies: &[(&ToldPolicy, ObjectName)],
+    features: Features,
 ) {
     let judged = wants.attachments[consumer].clone();
     let mut taken: BTreeSet<u8> = BTreeSet::new();
     let mut losers = Vec::new();
     for (policy, _) in policies {
         let wanted = &wants.policies[&policy.object.name];
-        let all = wanted.spec.as_deref().map(services).unwrap_or_default();
+        let all = wanted
+            .spec
+            .as_deref()
+            .map(|spec| destinations(spec, features))
+            .unwrap_or_default();
         let refused = wanted.unsupported || wanted.spec.is_none() || !judged.reachable;
         let conflict = !all.is_disjoint(&taken);
         // Who is held or failed still has the right of the older.
@@ -474,7 +488,7 @@ fn consumer_wants(
             may_claim: if wanted.spec.is_some() {
                 all.clone()
             } else {
-                (0..crate::script::SERVICES).collect()
+                (0..DESTINATIONS).collect()
             },
             drop: wanted
                 .spec
@@ -482,6 +496,7 @@ fn consumer_wants(
                 .is_none_or(|spec| spec.while_held == WhileHeld::Drop),
             producers,
             valid,
+            ranges: all.iter().any(|number| route(*number).is_prefix()),
         };
         let key = (policy.object.name.clone(), consumer.clone());
         if conflict && judged.right == Right::Fine {

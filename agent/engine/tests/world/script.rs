@@ -37,6 +37,10 @@ pub(crate) struct Script {
 pub(crate) struct Setup {
     /// The build does several producers a policy.
     pub(crate) several_producers: bool,
+    /// It does ranges of addresses.
+    pub(crate) prefixes: bool,
+    /// The kernel is compared with what is believed of it, every 30 s.
+    pub(crate) audits: bool,
     /// Sizes of the arenas.
     pub(crate) policies: u32,
     pub(crate) slots: u32,
@@ -47,6 +51,8 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             several_producers: false,
+            prefixes: false,
+            audits: false,
             policies: 64,
             slots: 65_536,
             backends: 256,
@@ -235,6 +241,22 @@ pub(crate) enum Action {
     Strip {
         interface: String,
     },
+    /// Somebody changes what is in our maps. (This and what follows is for worlds with audits: nobody tells.)
+    Tamper {
+        interface: String,
+        how: Tamper,
+    },
+    /// Somebody puts a program before ours, or takes it away again. `tell`: and that is heard of.
+    Foreign {
+        interface: String,
+        there: bool,
+        #[serde(default)]
+        tell: bool,
+    },
+    /// News of what others do at the hooks are lost.
+    HooksUnknown,
+    /// The next news of a link is lost.
+    LoseLink,
     /// All faults are mended, but for workers that hang.
     Mend,
 
@@ -265,6 +287,8 @@ pub(crate) enum Action {
     },
     /// Somebody answers the engine's question after a link.
     AnswerAsk,
+    /// The dump that an audit asked for is compared with what was told.
+    CheckLinks,
     /// Notifications are lost, and a dump is taken.
     Overrun,
     /// Time passes, deadlines are kept. `jump`: all at once (a suspended machine).
@@ -302,6 +326,61 @@ pub(crate) enum ExpectedState {
     Failed(holdfast_engine::model::FailReason),
 }
 
+/// What somebody does to our maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tamper {
+    RowGone,
+    RowOpen,
+    RowClosed,
+    EntriesGone,
+    EntriesOpened,
+    EntriesClosed,
+    EntriesElsewhere,
+    SourcesGone,
+    StraySource,
+    StrayRow,
+    StrayEntry,
+    StrayLink,
+    SelectorEmpty,
+    PassFlag,
+    PolicyGone,
+    StrayPolicy,
+    Slots,
+    BackendGone,
+    BackendElsewhere,
+    StrayBackend,
+    LocalGone,
+    StrayLocal,
+}
+
+impl Tamper {
+    pub(crate) const ALL: [Self; 22] = [
+        Self::RowGone,
+        Self::RowOpen,
+        Self::RowClosed,
+        Self::EntriesGone,
+        Self::EntriesOpened,
+        Self::EntriesClosed,
+        Self::EntriesElsewhere,
+        Self::SourcesGone,
+        Self::StraySource,
+        Self::StrayRow,
+        Self::StrayEntry,
+        Self::StrayLink,
+        Self::SelectorEmpty,
+        Self::PassFlag,
+        Self::PolicyGone,
+        Self::StrayPolicy,
+        Self::Slots,
+        Self::BackendGone,
+        Self::BackendElsewhere,
+        Self::StrayBackend,
+        Self::LocalGone,
+        Self::StrayLocal,
+    ];
+}
+
 /// One of the engine's lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -309,17 +388,18 @@ pub(crate) enum WorldLane {
     Write,
     Attach,
     Prove,
+    Audit,
 }
 
 impl WorldLane {
-    pub(crate) const ALL: [Self; 3] = [Self::Write, Self::Attach, Self::Prove];
+    pub(crate) const ALL: [Self; 4] = [Self::Write, Self::Attach, Self::Prove, Self::Audit];
 
     pub(crate) const fn of(lane: Lane) -> Self {
         match lane {
             Lane::Write => Self::Write,
             Lane::Attach => Self::Attach,
-            // No operation goes there: audits are effects of their own.
-            Lane::Prove | Lane::Audit => Self::Prove,
+            Lane::Prove => Self::Prove,
+            Lane::Audit => Self::Audit,
         }
     }
 }
@@ -440,53 +520,140 @@ pub(crate) fn selector(text: &str) -> Selector {
     }
 }
 
-/// How many of [`destination`] are services; they come first.
+/// How many of [`route`] are services; they come first.
 pub(crate) const SERVICES: u8 = 5;
+/// How many destinations there are; those that are no services are ranges.
+pub(crate) const DESTINATIONS: u8 = 9;
+/// How many kinds of packets there are. Each of the first goes to the destination of its number.
+pub(crate) const PACKETS: u8 = 11;
 
-/// The destinations of this world.
+/// The destinations of this world, as policies name them.
 pub(crate) fn destination(number: u8) -> Destination {
-    match service(number) {
-        Some(RouteKey::Service {
+    match route(number) {
+        RouteKey::Service {
             address,
             protocol,
             port,
-        }) => Destination::Service {
+        } => Destination::Service {
             address,
             protocol,
             port,
             target_port: None,
         },
-        _ => Destination::Prefix {
-            address: IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0)),
-            length: 16,
-        },
+        RouteKey::Prefix { address, length } => Destination::Prefix { address, length },
     }
 }
 
-pub(crate) fn service(number: u8) -> Option<RouteKey> {
-    let v4 = |last| IpAddr::V4(Ipv4Addr::new(10, 96, 0, last));
-    let (address, protocol, port) = match number {
-        0 => (v4(10), Protocol::Udp, 53),
-        1 => (v4(10), Protocol::Tcp, 53),
-        2 => (v4(11), Protocol::Tcp, 80),
-        3 => (
-            IpAddr::V6(Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10)),
-            Protocol::Udp,
-            53,
-        ),
-        4 => (v4(12), Protocol::Tcp, 443),
-        _ => return None,
+/// The destinations of this world.
+pub(crate) const fn route(number: u8) -> RouteKey {
+    const fn service(address: IpAddr, protocol: Protocol, port: u16) -> RouteKey {
+        RouteKey::Service {
+            address,
+            protocol,
+            port,
+        }
+    }
+    const fn v4(last: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 96, 0, last))
+    }
+    const V6: [u16; 3] = [0xfd00, 0x96, 0];
+    const fn v6(last: u16) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::new(V6[0], V6[1], V6[2], 0, 0, 0, 0, last))
+    }
+    let (address, length) = match number {
+        0 => return service(v4(10), Protocol::Udp, 53),
+        1 => return service(v4(10), Protocol::Tcp, 53),
+        2 => return service(v4(11), Protocol::Tcp, 80),
+        3 => return service(v6(0x10), Protocol::Udp, 53),
+        4 => return service(v4(12), Protocol::Tcp, 443),
+        5 => (IpAddr::V4(Ipv4Addr::new(10, 97, 0, 0)), 16),
+        // These two have services in them.
+        6 => (v4(0), 24),
+        7 => (v6(0), 64),
+        // The node's own addresses are in this one.
+        _ => (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 24),
     };
-    Some(RouteKey::Service {
-        address,
-        protocol,
-        port,
-    })
+    RouteKey::Prefix { address, length }
 }
 
-/// The number of a service.
+/// The number of a destination.
 pub(crate) fn number_of(key: &RouteKey) -> Option<u8> {
-    (0..SERVICES).find(|number| service(*number).as_ref() == Some(key))
+    (0..DESTINATIONS).find(|number| route(*number) == *key)
+}
+
+/// An address of the node.
+pub(crate) const fn own_address(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(172, 16, 0, number))
+}
+
+/// A packet, as far as routes tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    pub(crate) address: IpAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+}
+
+/// The packets of this world: one to each destination (to ranges one that goes to no service), then to the node.
+pub(crate) const fn packet(number: u8) -> Packet {
+    let address = match number {
+        5 => IpAddr::V4(Ipv4Addr::new(10, 97, 1, 1)),
+        6 => IpAddr::V4(Ipv4Addr::new(10, 96, 0, 99)),
+        7 => IpAddr::V6(Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x99)),
+        8 => own_address(99),
+        9 => own_address(0),
+        10 => own_address(1),
+        _ => match route(number) {
+            RouteKey::Service {
+                address,
+                protocol,
+                port,
+            } => {
+                return Packet {
+                    address,
+                    protocol,
+                    port,
+                };
+            }
+            RouteKey::Prefix { address, .. } => address,
+        },
+    };
+    Packet {
+        address,
+        protocol: Protocol::Tcp,
+        port: 99,
+    }
+}
+
+/// The destinations that a packet may go to, the most exact first. None for those to the node.
+pub(crate) const fn ways(packet: u8) -> &'static [u8] {
+    match packet {
+        0 => &[0, 6],
+        1 => &[1, 6],
+        2 => &[2, 6],
+        3 => &[3, 7],
+        4 => &[4, 6],
+        5 => &[5],
+        6 => &[6],
+        7 => &[7],
+        8 => &[8],
+        _ => &[],
+    }
+}
+
+/// Whether a range contains an address.
+pub(crate) fn contains(range: IpAddr, length: u8, address: IpAddr) -> bool {
+    match (range, address) {
+        (IpAddr::V4(range), IpAddr::V4(address)) => {
+            let apart = u32::from(range) ^ u32::from(address);
+            apart.leading_zeros() >= u32::from(length)
+        }
+        (IpAddr::V6(range), IpAddr::V6(address)) => {
+            let apart = u128::from(range) ^ u128::from(address);
+            apart.leading_zeros() >= u32::from(length)
+        }
+        _ => false,
+    }
 }
 
 /// `namespace/name`; the namespace may be left out.
@@ -592,10 +759,34 @@ mod tests {
     }
 
     #[test]
-    fn numbers_name_services() {
-        for number in 0..SERVICES {
-            assert_eq!(number_of(&service(number).unwrap()), Some(number));
+    fn numbers_name_destinations_and_packets() {
+        for number in 0..DESTINATIONS {
+            assert_eq!(number_of(&route(number)), Some(number));
+            assert_eq!(route(number).is_prefix(), number >= SERVICES);
         }
-        assert!(matches!(destination(SERVICES), Destination::Prefix { .. }));
+        for number in 0..PACKETS {
+            let Packet {
+                address,
+                protocol,
+                port,
+            } = packet(number);
+            let takes = |key: RouteKey| match key {
+                RouteKey::Prefix {
+                    address: range,
+                    length,
+                } => contains(range, length, address),
+                service => {
+                    service
+                        == RouteKey::Service {
+                            address,
+                            protocol,
+                            port,
+                        }
+                }
+            };
+            let taken: Vec<u8> = (0..DESTINATIONS).filter(|number| takes(route(*number))).collect();
+            let own = address == own_address(0) || address == own_address(1);
+            assert_eq!(taken, if own { &[8] } else { ways(number) });
+        }
     }
 }

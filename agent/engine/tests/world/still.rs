@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_engine::Engine;
-use holdfast_engine::model::{Ifindex, Now, ObjectName, OnDeadline, SlotId, State};
+use holdfast_engine::model::{Ifindex, Now, ObjectName, OnDeadline, RouteKey, SlotId, State};
 use holdfast_engine::view::Settled;
 
 use crate::coverage::Stage;
 use crate::kernel::Kernel;
-use crate::oracle::{Checked, Oracle, ensure, number_of_hash};
+use crate::oracle::{Checked, Oracle, announces, ensure, number_of_hash};
 use crate::rules::{Gate, Intent, Must, Right};
-use crate::script::{SERVICES, number_of, service};
+use crate::script::{number_of, packet, route};
 use crate::told::Known;
 
 impl Oracle {
@@ -36,14 +36,25 @@ impl Oracle {
         self.acks()?;
         let locals = self.told.locals.as_ref();
         ensure!(
-            self.trouble.locals || locals.is_none_or(|locals| *locals == kernel.locals),
+            self.trouble.locals
+                || self.trouble.everything
+                || locals.is_none_or(|locals| *locals == kernel.locals),
             "DATAPLANE: the node's own addresses are never captured",
             "told {locals:?}, the kernel has {:?}",
             kernel.locals
         );
+        for ((ifindex, number), fate) in &self.fates {
+            let own = locals.is_some_and(|locals| locals.contains(&packet(*number).address));
+            ensure!(
+                !own || self.trouble.locals || self.trouble.everything || fate.policy.is_none(),
+                "DATAPLANE: the node's own addresses are never captured",
+                "device {ifindex}, packet {number}: {fate:?}"
+            );
+        }
         self.waits(kernel, now);
         for (place, fate) in &self.fates {
-            if let Some(owner) = self.wants.owners.get(place).filter(|_| fate.delivers()) {
+            let owner = self.wants.owner(place.0, place.1).filter(|_| fate.delivers());
+            if let Some((_, owner)) = owner {
                 self.served.insert(*place, self.wants.intents[owner].consumer_uid);
             }
         }
@@ -61,8 +72,11 @@ impl Oracle {
             );
         }
         for ifindex in kernel.pins.keys() {
+            // An audit that comes between a device and the news that it is gone takes the link for gone, too; the next
+            // one finds it.
+            let left = self.audits && !kernel.devices.contains_key(ifindex);
             ensure!(
-                self.wants.of_device.contains_key(ifindex) || excused(ifindex),
+                self.wants.of_device.contains_key(ifindex) || left || excused(ifindex),
                 RULE,
                 "a link is pinned for {ifindex}, which has no attachment"
             );
@@ -158,18 +172,20 @@ impl Oracle {
             return Ok(());
         }
         for number in &intent.keys {
-            let wanted = service(*number);
-            let entry = wanted.and_then(|wanted| kernel.entries.get(&device.ifindex)?.get(&wanted));
+            let entry = kernel
+                .entries
+                .get(&device.ifindex)
+                .and_then(|entries| entries.get(&route(*number)));
             ensure!(
                 entry.is_some_and(|entry| Some(entry.policy) == slot),
                 RULE,
-                "{key:?} claims service {number} on {device:?} in slot {slot:?}, there is {entry:?}"
+                "{key:?} claims destination {number} on {device:?} in slot {slot:?}, there is {entry:?}"
             );
             let row = kernel.rows.get(&device.ifindex);
             ensure!(
-                row.is_some_and(|row| row.has_services),
+                row.is_some_and(|row| announces(*row, &[*number].into())),
                 RULE,
-                "{key:?} claims service {number} on {device:?} with row {row:?}"
+                "{key:?} claims destination {number} on {device:?} with row {row:?}"
             );
         }
         let flag = slot
@@ -233,15 +249,25 @@ impl Oracle {
         if !current {
             return Ok(());
         }
-        for number in &intent.keys {
-            if self.wants.source(device.ifindex, *number).is_none() {
+        for number in 0..kernel.packets {
+            let owner = self.wants.owner(device.ifindex, number);
+            let Some((destination, _)) = owner.filter(|(_, owner)| *owner == key) else {
+                continue;
+            };
+            let address = packet(number).address;
+            if self.wants.source(device.ifindex, address).is_none() || kernel.locals.contains(&address) {
                 continue;
             }
-            let fate = &self.fates[&(device.ifindex, *number)];
+            let fate = &self.fates[&(device.ifindex, number)];
+            // What nobody knows the wishes of keeps what it had, also of what others claim as a range.
+            let kept = fate.policy.and_then(|slot| kernel.policies.get(&slot));
+            if kept.is_some_and(|slot| self.is_unknown(number_of_hash(slot.uid))) {
+                continue;
+            }
             ensure!(
-                fate.delivers(),
+                fate.delivers() && fate.key == Some(route(destination)),
                 "DESIGN 2.14: what is Programmed is delivered",
-                "{key:?}, service {number}, {device:?} at {now:?}: {fate:?}"
+                "{key:?}, packet {number}, destination {destination}, {device:?} at {now:?}: {fate:?}"
             );
             for id in fate.backends() {
                 let backend = &kernel.backends[&id];
@@ -252,7 +278,7 @@ impl Oracle {
                 ensure!(
                     right,
                     "DESIGN 2.14: what is Programmed is delivered to the producers of its generation",
-                    "{key:?}, service {number}: {backend:?}, ready are {:?}",
+                    "{key:?}, packet {number}: {backend:?}, ready are {:?}",
                     policy.ready
                 );
             }
@@ -281,12 +307,15 @@ impl Oracle {
             let Some(policy) = fate.policy.and_then(|slot| kernel.policies.get(&slot)) else {
                 continue;
             };
+            let Some(destination) = fate.key.as_ref().and_then(number_of) else {
+                continue;
+            };
             let uid = number_of_hash(policy.uid);
             if self.trouble.policies.contains(&uid) || self.trouble.pairs.contains(&(uid, *ifindex)) {
                 continue;
             }
             let row = kernel.rows.get(ifindex).and_then(|row| row.token);
-            let what = || format!("device {ifindex}, service {number}, policy {uid}, {now:?}: {fate:?}");
+            let what = || format!("device {ifindex}, packet {number}, policy {uid}, {now:?}: {fate:?}");
             ensure!(
                 row.is_some() && row == self.wants.tokens.get(ifindex).copied(),
                 RULE,
@@ -312,7 +341,7 @@ impl Oracle {
                     producers
                         .into_iter()
                         .flatten()
-                        .any(|producer| self.granted.contains(&(uid, *consumer, *number, *producer)))
+                        .any(|producer| self.granted.contains(&(uid, *consumer, destination, *producer)))
                 });
                 ensure!(allowed, RULE, "{}; {backend:?}", what());
                 let unread = self.told.left_behind.contains(&backend.ifindex);
@@ -473,6 +502,15 @@ impl Oracle {
             self.told.passed,
             self.flights
         );
+        let stray = kernel
+            .pins
+            .keys()
+            .find(|ifindex| !self.wants.of_device.contains_key(ifindex));
+        ensure!(
+            stray.is_none(),
+            LEFT,
+            "a link is pinned for {stray:?}, which has no attachment"
+        );
         // Whoever waits for an identity has been looked at again and again.
         for (policy, view) in &self.view.policies {
             if view.intents.held == 0 {
@@ -560,18 +598,26 @@ impl Oracle {
         }
         for (ifindex, row) in &kernel.rows {
             let sources = kernel.sources.contains_key(ifindex);
-            let entries = kernel.entries.contains_key(ifindex);
+            let entries = kernel.entries.get(ifindex).into_iter().flatten();
+            let entries: BTreeSet<u8> = entries.filter_map(|(key, _)| number_of(key)).collect();
+            let kinds = [row.has_services, row.has_prefixes_v4, row.has_prefixes_v6];
+            let there = |is: &dyn Fn(RouteKey) -> bool| entries.iter().any(|number| is(route(*number)));
+            let right = [
+                there(&|key| !key.is_prefix()),
+                there(&|key| key.is_prefix() && key.address().is_ipv4()),
+                there(&|key| key.is_prefix() && key.address().is_ipv6()),
+            ];
             // Claims for which there is no room are announced all the same.
             let no_room = self.wants.intents.values().any(|intent| {
                 intent.device.map(|device| device.ifindex) == Some(*ifindex)
                     && self.has_no_room(intent, kernel)
             });
+            let right = kinds == right || (no_room && right.into_iter().zip(kinds).all(|(a, b)| a <= b));
             // A closed row is written when it opens.
             ensure!(
-                row.token.is_none()
-                    || (row.has_sources == sources && (row.has_services == entries || no_room)),
+                row.token.is_none() || (row.has_sources == sources && right),
                 LEFT,
-                "device {ifindex}: {row:?}, sources {sources}, entries {entries}"
+                "device {ifindex}: {row:?}, sources {sources}, entries {entries:?}"
             );
         }
         for flow in kernel
@@ -639,6 +685,7 @@ impl Oracle {
                 || contested
                 || full
                 || engine.next_deadline().is_none()
+                || self.audits
                 || self.view.policies.values().any(|view| view.intents.held > 0),
             "DESIGN 2.4: a policy that holds nothing has no recheck timer",
             "nothing is held, and something is due at {:?}",
@@ -664,12 +711,12 @@ impl Oracle {
             .collect()
     }
 
-    /// Services of this world that a device has claimed: for people.
+    /// Packets of this world that somebody has claimed: for people.
     pub(crate) fn shown_fates(&self) -> String {
         let mut text = String::new();
         for ((ifindex, number), fate) in &self.fates {
-            if *number < SERVICES && fate.policy.is_some() {
-                text.push_str(&format!("    device {ifindex} service {number}: {fate:?}\n"));
+            if fate.policy.is_some() {
+                text.push_str(&format!("    device {ifindex} packet {number}: {fate:?}\n"));
             }
         }
         text

@@ -115,7 +115,9 @@ impl Told {
     /// Takes an event in. `asked`: for answers the operation; for reads what [`Told::devices`] was when they were
     /// asked for.
     pub(crate) fn take(&mut self, event: &Event, op: Option<&Op>, asked: &BTreeMap<Ifindex, u64>) {
-        self.version += 1;
+        if says_something(event, op) {
+            self.version += 1;
+        }
         match event {
             Event::Adopted(adoption) => {
                 self.adopted = true;
@@ -383,15 +385,32 @@ impl Told {
         if void || !self.links.contains_key(&ifindex) {
             return;
         }
-        match read {
-            RegistryRead::Row(identity) => drop(self.rows.insert(ifindex, Known::Row(Some(*identity)))),
-            RegistryRead::Absent => drop(self.rows.insert(ifindex, Known::Row(None))),
-            RegistryRead::Failed(_) => {
-                self.rows.entry(ifindex).or_insert(Known::Unreadable);
-                return;
-            }
+        let row = match read {
+            RegistryRead::Row(identity) => Some(*identity),
+            RegistryRead::Absent => None,
+            RegistryRead::Failed(_) => return self.unreadable(ifindex),
+        };
+        let before = self.rows.insert(ifindex, Known::Row(row));
+        if self.left_behind.remove(&ifindex) || before != Some(Known::Row(row)) {
+            self.version += 1;
         }
-        self.left_behind.remove(&ifindex);
+    }
+}
+
+/// Whether an event may change what is wanted, whatever it says. (Reads count what they change themselves.)
+const fn says_something(event: &Event, op: Option<&Op>) -> bool {
+    match event {
+        Event::Remembered(_)
+        | Event::Poke(_)
+        | Event::Tick
+        | Event::Registry(_)
+        | Event::HooksChanged(_)
+        | Event::HooksUnknown => false,
+        Event::Answer(_, Ok(_)) => matches!(op, Some(Op::Attach { .. } | Op::Detach { .. })),
+        // The row of an identity that could not be deleted may be of use again.
+        Event::Answer(_, Err(_)) if matches!(op, Some(Op::DeleteIdentity { .. })) => true,
+        Event::Answer(_, Err(error)) => matches!(error, OpError::NoDevice | OpError::Detached { .. }),
+        _ => true,
     }
 }
 

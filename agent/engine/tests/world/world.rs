@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use holdfast_engine::Engine;
+use holdfast_engine::belief::{Belief, Drift};
 use holdfast_engine::model::{
     Attachment, BackendId, Boot, Capacity, Config, Covers, Effect, Event, FailReason, Features, Hashes,
     Identity, Ifindex, Link, LinkKind, Mac, NameHash, Now, ObjectChange, ObjectName, Op, OpError, OpId,
@@ -15,9 +16,10 @@ use holdfast_engine::model::{
 
 use crate::coverage::{Coverage, End, EventKind, Stage};
 use crate::kernel::{Dev, Kernel, OpKind, Outcome, ifindex_of, link};
-use crate::oracle::{Checked, Oracle, Reading, Violation, ensure};
+use crate::oracle::{Checked, Oracle, Reading, Tampered, Violation, ensure};
 use crate::script::{
-    Action, Addresses, ExpectedState, SECOND, Setup, Spec, WorldLane, incarnation, object_name, selector,
+    Action, Addresses, ExpectedState, SECOND, Setup, Spec, Tamper, WorldLane, incarnation, object_name,
+    own_address, selector,
 };
 
 /// An engine that has to be given up: it did something that no engine does.
@@ -29,6 +31,17 @@ enum Job {
     Op(OpId, Op),
     /// Rows to read, and which device each number stood for when they were asked for.
     Read(BTreeSet<Ifindex>, BTreeMap<Ifindex, u64>),
+    Audit(OpId, Vec<Belief>),
+}
+
+impl Job {
+    const fn kind(&self) -> OpKind {
+        match self {
+            Self::Op(_, op) => OpKind::of(op),
+            Self::Read(..) => OpKind::ReadRegistry,
+            Self::Audit(..) => OpKind::Audit,
+        }
+    }
 }
 
 /// What a worker has done.
@@ -53,6 +66,8 @@ enum LinkNews {
     Gone(Ifindex),
     Dump(Vec<Link>),
     Locals(BTreeSet<IpAddr>),
+    Drifted(BTreeSet<Ifindex>),
+    Hooks(Option<Ifindex>),
 }
 
 /// What the source has to tell.
@@ -105,7 +120,9 @@ pub(crate) struct World {
     source: VecDeque<SourceNews>,
     pokes: VecDeque<Ifindex>,
     asks: VecDeque<Ifindex>,
-    workers: [Worker; 3],
+    /// A dump of all devices is to be compared with what was told.
+    checking: bool,
+    workers: [Worker; 4],
     pub(crate) oracle: Oracle,
     /// The node's own addresses.
     own: BTreeSet<IpAddr>,
@@ -122,6 +139,9 @@ pub(crate) struct World {
     pub(crate) verbose: bool,
 }
 
+/// How often the kernel is compared with what is believed of it.
+const AUDIT_EVERY: u64 = 30 * SECOND;
+
 fn config(setup: &Setup) -> Config {
     Config {
         capacity: Capacity {
@@ -130,15 +150,15 @@ fn config(setup: &Setup) -> Config {
             backends: setup.backends,
         },
         features: Features {
-            prefixes: false,
+            prefixes: setup.prefixes,
             translate: false,
             several_producers: setup.several_producers,
             neighbour_delivery: true,
             max_staleness: false,
         },
         neighbour_only: false,
-        // Audits have tests of their own; here silent changes are told of by hand.
-        audit_every: 0,
+        // Where there are none, silent changes are told of by hand.
+        audit_every: if setup.audits { AUDIT_EVERY } else { 0 },
         hashes: Hashes {
             name: |name| NameHash(fnv(name.to_string().as_bytes()) | 1),
             uid: |uid| {
@@ -155,11 +175,6 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
-}
-
-/// An address of the node.
-const fn own_address(number: u8) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(172, 16, 0, number))
 }
 
 /// Takes text and keeps its hash.
@@ -185,9 +200,9 @@ fn number_in(name: &str) -> u8 {
 impl World {
     pub(crate) fn new(setup: Setup) -> Self {
         let config = config(&setup);
-        let oracle = Oracle::new(config.features, setup.is_tight());
+        let oracle = Oracle::new(config.features, setup);
         Self {
-            kernel: Kernel::new(setup.slots),
+            kernel: Kernel::new(setup),
             setup,
             now: Now {
                 boot: Boot(100 * SECOND),
@@ -201,6 +216,7 @@ impl World {
             source: VecDeque::new(),
             pokes: VecDeque::new(),
             asks: VecDeque::new(),
+            checking: false,
             workers: Default::default(),
             oracle,
             own: BTreeSet::from([own_address(0)]),
@@ -235,6 +251,11 @@ impl World {
             source: self.source.len(),
             pokes: self.pokes.len(),
             asks: self.asks.len(),
+            checking: self.checking,
+            fronts: WorldLane::ALL.map(|lane| {
+                let front = worker(lane).jobs.front().filter(|_| !worker(lane).hangs);
+                front.map(Job::kind)
+            }),
             jobs: WorldLane::ALL.map(|lane| {
                 if worker(lane).hangs {
                     0
@@ -342,9 +363,19 @@ impl World {
                     .push_back(Job::Read(ifindexes.clone(), devices));
             }
             Effect::AskLink(ifindex) => self.asks.push_back(*ifindex),
-            Effect::Audit(..) | Effect::DumpLinks => {
+            Effect::Audit(..) | Effect::DumpLinks if !self.setup.audits => {
                 ensure!(false, "no audits where none are asked for", "{effect:?}");
             }
+            Effect::Audit(id, beliefs) => {
+                let jobs = &mut self.worker(WorldLane::Audit).jobs;
+                ensure!(
+                    jobs.is_empty(),
+                    "ENGINE 29: one question of an audit at a time",
+                    "{id:?} while {jobs:?} is out"
+                );
+                jobs.push_back(Job::Audit(*id, beliefs.clone()));
+            }
+            Effect::DumpLinks => self.checking = true,
             Effect::Report(_) | Effect::Measured(..) | Effect::Log(_) => {}
         }
         Ok(())
@@ -357,13 +388,13 @@ impl World {
         let ifindex = match &news {
             LinkNews::Present(link) => Some(link.ifindex),
             LinkNews::Gone(ifindex) => Some(*ifindex),
-            LinkNews::Dump(_) | LinkNews::Locals(_) => None,
+            LinkNews::Dump(_) | LinkNews::Locals(_) | LinkNews::Drifted(_) | LinkNews::Hooks(_) => None,
         };
         let newer = self.links.iter().any(|news| match news {
             LinkNews::Present(link) => Some(link.ifindex) == ifindex,
             LinkNews::Gone(gone) => Some(*gone) == ifindex,
             LinkNews::Dump(_) => true,
-            LinkNews::Locals(_) => false,
+            LinkNews::Locals(_) | LinkNews::Drifted(_) | LinkNews::Hooks(_) => false,
         });
         if skip && newer && ifindex.is_some() {
             return Ok(());
@@ -373,6 +404,12 @@ impl World {
             LinkNews::Gone(ifindex) => Event::LinkGone(ifindex),
             LinkNews::Dump(links) => Event::LinkDump(links),
             LinkNews::Locals(addresses) => Event::Locals(addresses),
+            LinkNews::Drifted(devices) => {
+                self.oracle.coverage.drift(Drift::Device);
+                Event::DevicesDrifted(devices)
+            }
+            LinkNews::Hooks(Some(ifindex)) => Event::HooksChanged(BTreeSet::from([ifindex])),
+            LinkNews::Hooks(None) => Event::HooksUnknown,
         };
         if twice {
             self.handle(event.clone(), &BTreeMap::new())?;
@@ -414,16 +451,25 @@ impl World {
             return Ok(());
         };
         if let Event::Registry(reads) = &answer.event {
+            let mut late = false;
             for (ifindex, _) in reads {
                 if let Some(out) = self.oracle.reading.get_mut(ifindex) {
-                    out.pop_front();
+                    let read = out.pop_front();
+                    late |= read.is_some_and(|read| self.now.boot.since(read.since) >= 10 * SECOND);
                     if out.is_empty() {
                         self.oracle.reading.remove(ifindex);
                     }
                 }
             }
+            if late {
+                self.oracle.coverage.end(OpKind::ReadRegistry, End::Late);
+            }
         }
-        let _ = answer.kind;
+        if let Event::Audited(_, audited) = &answer.event {
+            for difference in &audited.differences {
+                self.oracle.coverage.drift(difference.kind());
+            }
+        }
         self.handle(answer.event, &answer.asked)
     }
 
@@ -431,11 +477,51 @@ impl World {
         let Some(ifindex) = self.asks.pop_front() else {
             return Ok(());
         };
-        self.links.push_back(match self.kernel.devices.get(&ifindex) {
-            Some(dev) => LinkNews::Present(dev.link.clone()),
-            None => LinkNews::Gone(ifindex),
-        });
+        let (news, end) = match self.kernel.devices.get(&ifindex) {
+            Some(dev) => (LinkNews::Present(dev.link.clone()), End::Done),
+            None => (LinkNews::Gone(ifindex), End::Error),
+        };
+        self.oracle.coverage.end(OpKind::AskLink, end);
+        self.links.push_back(news);
         Ok(())
+    }
+
+    /// All devices are compared with what was told of them, or is about to be.
+    fn check_links(&mut self) {
+        if !std::mem::take(&mut self.checking) {
+            return;
+        }
+        self.oracle.coverage.end(OpKind::DumpLinks, End::Done);
+        let mut known = self.oracle.told.links.clone();
+        for news in &self.links {
+            match news {
+                LinkNews::Present(link) => drop(known.insert(link.ifindex, link.clone())),
+                LinkNews::Gone(ifindex) => drop(known.remove(ifindex)),
+                LinkNews::Dump(links) => {
+                    known = links.iter().map(|link| (link.ifindex, link.clone())).collect();
+                }
+                LinkNews::Locals(_) | LinkNews::Drifted(_) | LinkNews::Hooks(_) => {}
+            }
+        }
+        let there = |ifindex: &Ifindex| self.kernel.devices.get(ifindex).map(|dev| &dev.link);
+        let drifted: BTreeSet<Ifindex> = known
+            .keys()
+            .chain(self.kernel.devices.keys())
+            .copied()
+            .filter(|ifindex| known.get(ifindex) != there(ifindex))
+            .collect();
+        if drifted.is_empty() {
+            return;
+        }
+        let news: Vec<LinkNews> = drifted
+            .iter()
+            .map(|ifindex| match there(ifindex) {
+                Some(link) => LinkNews::Present(link.clone()),
+                None => LinkNews::Gone(*ifindex),
+            })
+            .collect();
+        self.links.push_back(LinkNews::Drifted(drifted));
+        self.links.extend(news);
     }
 
     /// A worker does its next work.
@@ -474,6 +560,21 @@ impl World {
                     event: Event::Registry(reads),
                     asked,
                     kind: OpKind::ReadRegistry,
+                });
+            }
+            Job::Audit(id, beliefs) => {
+                let mut audited = self.kernel.look(&beliefs);
+                if outcome != Outcome::Done {
+                    audited.differences.clear();
+                    audited.unreadable = Some("EIO".into());
+                }
+                let unreadable = audited.unreadable.is_some();
+                let end = if unreadable { End::Error } else { End::Done };
+                self.oracle.coverage.end(OpKind::Audit, end);
+                self.worker(lane).answers.push_back(Answer {
+                    event: Event::Audited(id, audited),
+                    asked: BTreeMap::new(),
+                    kind: OpKind::Audit,
                 });
             }
             Job::Op(id, op) => {
@@ -602,6 +703,7 @@ impl World {
         self.source.clear();
         self.pokes.clear();
         self.asks.clear();
+        self.checking = false;
         self.workers = Default::default();
         let adoption = self.kernel.adopt();
         self.oracle.world_changed(&mut self.kernel);
@@ -675,10 +777,19 @@ impl World {
             self.oracle.coverage.event(intent, EventKind::Crash);
         }
         self.crash_stages();
-        for (lane, done) in WorldLane::ALL.into_iter().zip(done) {
+        for _ in &self.asks {
+            self.oracle.coverage.end(OpKind::AskLink, End::CrashBefore);
+        }
+        if self.checking {
+            self.oracle.coverage.end(OpKind::DumpLinks, End::CrashBefore);
+        }
+        for (lane, done) in WorldLane::ALL.into_iter().zip(done.into_iter().chain([0])) {
             let mut left = usize::from(done);
             while let Some(job) = self.worker(lane).jobs.pop_front() {
-                let Job::Op(id, op) = job else { continue };
+                let Job::Op(id, op) = job else {
+                    self.oracle.coverage.end(job.kind(), End::CrashBefore);
+                    continue;
+                };
                 let happens = left > 0 && !self.worker(lane).hangs;
                 left = left.saturating_sub(1);
                 if happens {
@@ -692,9 +803,9 @@ impl World {
                 self.oracle.coverage.end(OpKind::of(&op), end);
             }
             while let Some(answer) = self.worker(lane).answers.pop_front() {
-                if answer.kind != OpKind::ReadRegistry {
-                    self.oracle.coverage.end(answer.kind, End::CrashAfter);
-                }
+                let look = matches!(answer.kind, OpKind::ReadRegistry | OpKind::Audit);
+                let end = if look { End::CrashBefore } else { End::CrashAfter };
+                self.oracle.coverage.end(answer.kind, end);
             }
         }
         self.engine = None;
@@ -703,6 +814,7 @@ impl World {
         self.source.clear();
         self.pokes.clear();
         self.asks.clear();
+        self.checking = false;
         self.workers = Default::default();
         self.oracle.flights.clear();
         Ok(())
@@ -751,6 +863,7 @@ impl World {
                 }
                 self.oracle.coverage.end(OpKind::of(&op), End::Never);
             }
+            Job::Audit(..) => self.oracle.coverage.end(OpKind::Audit, End::Never),
             Job::Read(ifindexes, _) => {
                 self.oracle.trouble.devices.extend(ifindexes);
                 self.oracle.coverage.end(OpKind::ReadRegistry, End::Never);
@@ -998,7 +1111,9 @@ impl World {
 
     /// Packets flow on every path; the program tells of tokens that are not those it was programmed for.
     fn packets_flow(&mut self) {
-        self.oracle.world_changed(&mut self.kernel);
+        if self.oracle.fates_are_old() {
+            self.oracle.world_changed(&mut self.kernel);
+        }
         let mismatch = |ifindex: &Ifindex, token: Option<Token>| {
             token.is_some() && self.kernel.registry.get(ifindex).map(|identity| identity.token) != token
         };
@@ -1041,6 +1156,7 @@ impl World {
             while !self.asks.is_empty() {
                 self.answer_ask()?;
             }
+            self.check_links();
             while !self.links.is_empty() {
                 self.tell_link(false, false)?;
             }
@@ -1112,20 +1228,24 @@ impl World {
         self.calm()?;
         self.time_passes(75 * SECOND)?;
         self.still_time()?;
-        // An audit finds what nobody waits for.
-        for ifindex in self.oracle.silent_changes(&self.kernel) {
-            self.poke(ifindex);
+        if !self.setup.audits {
+            // An audit would find what nobody waits for.
+            for ifindex in self.oracle.silent_changes(&self.kernel) {
+                self.poke(ifindex);
+            }
         }
         self.packets_flow();
         self.settle()?;
         self.time_passes(20 * SECOND)?;
         let Some(engine) = &self.engine else { return Ok(()) };
-        let clean = self.oracle.trouble.is_empty();
+        self.oracle.tampered = Tampered::default();
+        if self.setup.audits {
+            self.kernel.stripped.clear();
+        }
         self.oracle.forgive(&self.kernel);
         self.oracle.world_changed(&mut self.kernel);
         self.oracle.calm(engine, &self.kernel, self.now)?;
         self.oracle.rest(engine, &self.kernel, self.now)?;
-        let _ = clean;
         self.since_rest = SinceRest {
             changes: Some(self.kernel.changes),
             // What only an audit finds, a restart finds too.
@@ -1146,7 +1266,7 @@ impl World {
     /// At rest but for what nobody was told.
     fn still_time(&mut self) -> Checked {
         let Some(engine) = &self.engine else { return Ok(()) };
-        if self.oracle.silent_changes(&self.kernel).is_empty() {
+        if self.oracle.silent_changes(&self.kernel).is_empty() && self.oracle.tampered.is_empty() {
             self.oracle.forgive(&self.kernel);
             self.oracle.world_changed(&mut self.kernel);
             self.oracle.calm(engine, &self.kernel, self.now)?;
@@ -1223,6 +1343,8 @@ impl World {
                             "{extra:?} are read, due are {expected:?}"
                         );
                     }
+                    Effect::Audit(..) | Effect::DumpLinks | Effect::Kernel(_, Op::ProveIntent(_))
+                        if self.setup.audits => {}
                     Effect::Log(line) => ensure!(
                         matches!(line.what, holdfast_engine::model::Happening::Summary { .. }),
                         "DESIGN 2.6: never a line a retry",
@@ -1250,7 +1372,7 @@ impl World {
         // Rechecks end at 30 s each and share whole seconds; summaries and contests are once in a while.
         let most = 8 + 2 * u32::from(seconds);
         ensure!(
-            wakes <= most && (contested || self.held_policies() > 0 || wakes == 0),
+            wakes <= most && (contested || self.setup.audits || self.held_policies() > 0 || wakes == 0),
             "DESIGN 7: at most one wake-up a second at rest",
             "{wakes} wake-ups in {seconds} s"
         );
@@ -1463,10 +1585,18 @@ impl World {
                         // Nobody tells the agent: the next proof or audit does.
                         self.kernel.stripped.insert(instance);
                         self.oracle.trouble.devices.insert(ifindex);
+                        if self.setup.audits {
+                            self.oracle.tampered.devices.insert(ifindex);
+                        }
                     }
                     self.oracle.world_changed(&mut self.kernel);
                 }
             }
+            Action::Tamper { .. }
+            | Action::Foreign { .. }
+            | Action::HooksUnknown
+            | Action::LoseLink
+            | Action::CheckLinks => self.act_behind_its_back(action),
             Action::Mend => self.mend(),
             Action::TellLink { skip, twice } => self.tell_link(*skip, *twice)?,
             Action::TellObjects { count } => self.tell_objects(*count)?,
@@ -1487,6 +1617,62 @@ impl World {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What nobody tells of, but an audit finds.
+    fn act_behind_its_back(&mut self, action: &Action) {
+        if !self.setup.audits {
+            return;
+        }
+        match action {
+            Action::Tamper { interface, how } => self.tamper(interface, *how),
+            Action::Foreign {
+                interface,
+                there,
+                tell,
+            } => {
+                let Some(ifindex) = self.kernel.named(interface).map(|dev| dev.link.ifindex) else {
+                    return;
+                };
+                if *there {
+                    self.kernel.foreign.insert(ifindex, vec!["another".to_owned()]);
+                } else {
+                    self.kernel.foreign.remove(&ifindex);
+                }
+                if *tell && self.engine.is_some() {
+                    self.links.push_back(LinkNews::Hooks(Some(ifindex)));
+                }
+            }
+            Action::HooksUnknown if self.engine.is_some() => self.links.push_back(LinkNews::Hooks(None)),
+            Action::LoseLink => {
+                if let Some(LinkNews::Present(Link { ifindex, .. }) | LinkNews::Gone(ifindex)) =
+                    self.links.front()
+                {
+                    self.oracle.trouble.devices.insert(*ifindex);
+                    self.oracle.tampered.devices.insert(*ifindex);
+                    self.links.pop_front();
+                }
+            }
+            Action::CheckLinks => self.check_links(),
+            _ => {}
+        }
+    }
+
+    fn tamper(&mut self, interface: &str, how: Tamper) {
+        let Some(ifindex) = self.kernel.named(interface).map(|dev| dev.link.ifindex) else {
+            return;
+        };
+        let Some(alone) = self.kernel.tamper(ifindex, how) else {
+            return;
+        };
+        if alone {
+            self.oracle.trouble.devices.insert(ifindex);
+            self.oracle.tampered.devices.insert(ifindex);
+        } else {
+            self.oracle.trouble.everything = true;
+            self.oracle.tampered.everything = true;
+        }
+        self.oracle.world_changed(&mut self.kernel);
     }
 
     fn move_out(&mut self, name: &str) {
@@ -1559,16 +1745,20 @@ pub(crate) struct Waiting {
     pub(crate) source: usize,
     pub(crate) pokes: usize,
     pub(crate) asks: usize,
-    pub(crate) jobs: [usize; 3],
-    pub(crate) answers: [usize; 3],
+    pub(crate) checking: bool,
+    /// What each worker does next.
+    pub(crate) fronts: [Option<OpKind>; 4],
+    pub(crate) jobs: [usize; 4],
+    pub(crate) answers: [usize; 4],
     pub(crate) handled: bool,
 }
 
 impl Waiting {
     fn is_nothing(self) -> bool {
         self.links + self.source + self.pokes + self.asks == 0
-            && self.jobs == [0; 3]
-            && self.answers == [0; 3]
+            && self.jobs == [0; 4]
+            && self.answers == [0; 4]
+            && !self.checking
             && !self.handled
     }
 }
@@ -1594,6 +1784,7 @@ const fn is_meaningless(action: &Action) -> bool {
                 ..
             }
             | Action::AnswerAsk
+            | Action::CheckLinks
             | Action::Overrun
             | Action::Advance { .. }
             | Action::Calm
@@ -1648,14 +1839,14 @@ fn kinds(event: &Event) -> Vec<EventKind> {
         Event::Answer(_, Ok(_)) => vec![EventKind::Done],
         Event::Answer(_, Err(_)) => vec![EventKind::Failed],
         Event::Tick => vec![EventKind::Tick],
-        Event::Adopted(_)
-        | Event::Remembered(_)
-        | Event::SavedComplete
-        | Event::SourceComplete
-        | Event::Audited(..)
-        | Event::DevicesDrifted(_)
-        | Event::HooksChanged(_)
-        | Event::HooksUnknown => Vec::new(),
+        Event::SavedComplete => vec![EventKind::Saved],
+        Event::SourceComplete => vec![EventKind::Complete],
+        Event::Audited(_, audited) if audited.differences.is_empty() => vec![EventKind::Audited],
+        Event::Audited(..) => vec![EventKind::Drifted],
+        Event::DevicesDrifted(_) => vec![EventKind::DevicesDrifted],
+        Event::HooksChanged(_) => vec![EventKind::HooksChanged],
+        Event::HooksUnknown => vec![EventKind::HooksUnknown],
+        Event::Adopted(_) | Event::Remembered(_) => Vec::new(),
     }
 }
 
