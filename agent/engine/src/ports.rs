@@ -1022,7 +1022,10 @@ impl Engine {
     fn kinds(&self, port: &Port, claims: &Claims) -> Kinds {
         let kinds = Kinds::of(claims.keys.keys().chain(&claims.kept));
         if self.may_remove() {
-            kinds
+            let left = port.entries.keys().filter(|key| !claims.keys.contains_key(key));
+            kinds.with(Kinds::of(
+                left.filter(|key| self.stands_in_for_another(port, claims, key)),
+            ))
         } else {
             // What nobody claims may yet turn out to be somebody's: it stays as it is.
             kinds.with(Kinds::of(port.entries.keys()))
@@ -1406,12 +1409,13 @@ impl Engine {
         });
         let nothing = Cell::Sure(None);
         let cell = port.entries.get(key).unwrap_or(&nothing);
-        if announced && matches!(cell.sure(), Some(Some(_))) {
-            return false;
-        }
         let Some(state) = self.objects.policies.get(&claim.policy) else {
             return false;
         };
+        let there = cell.sure().copied().flatten().map(|entry| entry.policy);
+        if announced && there.is_some() && there == state.slot {
+            return false;
+        }
         let failed = self.set_trouble(state).is_some()
             || !state.full.is_empty()
             || port.blocked(Goal::RowClosed)

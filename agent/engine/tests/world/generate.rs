@@ -269,6 +269,7 @@ impl<'a> Generator<'a> {
         };
         let faults = self.mood.faults;
         match self.tape.weighted(&weights) {
+            0 if self.mood.tampering && self.tape.one_in(12) => Action::LoseLink,
             0 => Action::TellLink {
                 skip: self.tape.one_in(6),
                 twice: self.tape.one_in(12),
@@ -310,6 +311,9 @@ impl<'a> Generator<'a> {
         let mut lanes: Vec<WorldLane> = waiting()
             .filter_map(|(lane, front)| front.filter(|kind| seldom(*kind)).map(|_| lane))
             .collect();
+        if lanes.contains(&WorldLane::Prove) && self.tape.one_in(2) {
+            lanes = vec![WorldLane::Prove];
+        }
         if lanes.is_empty() || self.tape.one_in(12) {
             lanes = waiting()
                 .filter_map(|(lane, front)| front.map(|_| lane))
@@ -444,7 +448,11 @@ impl<'a> Generator<'a> {
         let interface = self.interface();
         match self.tape.below(10) {
             0..=2 => Action::Refuse {
-                kind: *self.tape.pick(&OpKind::OPS),
+                kind: if self.tape.one_in(10) {
+                    OpKind::Attach
+                } else {
+                    *self.tape.pick(&OpKind::OPS)
+                },
                 interface: self.tape.one_in(2).then_some(interface),
             },
             3 => Action::Capacity {

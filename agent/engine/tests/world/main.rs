@@ -246,6 +246,7 @@ mod scripts {
         a_producer_that_is_being_read_is_not_unreadable
         a_range_stands_in_for_the_services_that_replace_it
         a_read_before_the_first_dump_says_nothing
+        a_range_that_stands_in_stays_announced
         a_refused_claim_that_failed_is_tried_again
         a_refused_policy_keeps_what_a_later_generation_left
         a_revocation_under_a_closed_row_keeps_nobody_pending
@@ -285,6 +286,7 @@ mod scripts {
         what_cannot_be_taken_away_closes_its_interface
         what_failed_once_keeps_nobody_pending
         what_is_written_already_is_not_full
+        what_leads_to_another_policy_is_not_there_yet
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
         what_was_disproved_of_an_incarnation_dies_with_it

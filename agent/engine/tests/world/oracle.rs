@@ -14,7 +14,7 @@ use holdfast_engine::view::{IntentView, PolicyView, Summary};
 
 use crate::coverage::{Coverage, Stage};
 use crate::flight::{Context, Flight, Item, overlap, stands_on, writes};
-use crate::kernel::{Fate, Kernel};
+use crate::kernel::{Fate, Kernel, Verdict};
 use crate::rules::{Gate, Intent, Must, Triple, Wants, wants};
 use crate::script::{DESTINATIONS, SECOND, Setup, number_of, packet, route};
 use crate::told::Told;
@@ -1095,7 +1095,10 @@ impl Oracle {
         if self.trouble.devices.contains(&ifindex) {
             return Ok(());
         }
-        if matches!(flight.op, Op::WriteSources { .. }) {
+        let spoofed = before.policy == after.policy && before.verdicts == [Verdict::DropSpoofed];
+        if matches!(flight.op, Op::WriteSources { .. })
+            || (spoofed && matches!(flight.op, Op::WriteRow { .. }))
+        {
             // Other addresses of the same consumer reach what it reaches.
             return Ok(());
         }

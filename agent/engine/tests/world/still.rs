@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_engine::Engine;
-use holdfast_engine::model::{Ifindex, Now, ObjectName, OnDeadline, RouteKey, SlotId, State};
+use holdfast_engine::model::{Backend, Ifindex, Now, ObjectName, OnDeadline, RouteKey, SlotId, State};
 use holdfast_engine::view::Settled;
 
 use crate::coverage::Stage;
@@ -586,7 +586,16 @@ impl Oracle {
                 );
             }
         }
-        let left: Vec<_> = kernel.backends.keys().filter(|id| !used.contains(id)).collect();
+        // Whose wishes nobody knows is left alone, also where somebody else has emptied its selector.
+        let kept = |backend: &Backend| {
+            let owner = kernel.policies.get(&backend.policy);
+            owner.is_some_and(|owner| self.is_unknown(number_of_hash(owner.uid)))
+        };
+        let left: Vec<_> = kernel
+            .backends
+            .iter()
+            .filter(|(id, backend)| !used.contains(id) && !kept(backend))
+            .collect();
         ensure!(left.is_empty(), LEFT, "backends {left:?} are in no set");
         for (ifindex, sources) in &kernel.sources {
             let names = &self.wants.of_device[ifindex];
