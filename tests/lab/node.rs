@@ -405,7 +405,11 @@ impl Node {
         Ok(())
     }
 
-    fn with_registry<T: Send>(
+    /// Does something with the registry, as a CNI does; it is made if it is not there.
+    ///
+    /// # Errors
+    /// What `work` says, or when the registry cannot be had.
+    pub fn with_registry<T: Send>(
         &self,
         work: impl FnOnce(&Registry) -> anyhow::Result<T> + Send,
     ) -> anyhow::Result<T> {

@@ -228,6 +228,19 @@ impl Rtnl {
             .with_context(|| format!("cannot move {name}"))
     }
 
+    /// Moves a device to another namespace, where it gets this number.
+    ///
+    /// # Errors
+    /// The kernel's refusal: the number may be taken there.
+    pub fn move_as(&mut self, name: &str, net: BorrowedFd<'_>, ifindex: u32) -> anyhow::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
+        request.end(End::named(name));
+        request.attribute(libc::IFLA_NET_NS_FD, &net.as_raw_fd().to_ne_bytes());
+        request.attribute(libc::IFLA_NEW_IFINDEX, &ifindex.to_ne_bytes());
+        self.ask(request)
+            .with_context(|| format!("cannot move {name} as number {ifindex}"))
+    }
+
     fn attribute_of(&mut self, name: &str, kind: u16, value: &[u8]) -> anyhow::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, REQUEST);
         request.end(End::named(name));

@@ -148,6 +148,18 @@ pub struct PolicyLine {
     /// Why, for people.
     #[serde(default)]
     pub message: Option<String>,
+    /// What the kernel serves, if that is another generation.
+    #[serde(default)]
+    pub serving: Option<Serving>,
+}
+
+/// Another generation that the kernel serves.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Serving {
+    /// It.
+    pub generation: u64,
+    /// Since when.
+    pub since: String,
 }
 
 /// Intents of a policy by state.

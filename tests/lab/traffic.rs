@@ -689,8 +689,8 @@ fn pace() {
     std::thread::sleep(Duration::from_micros(500));
 }
 
-/// Stays on the first CPU that this process may use.
-pub(crate) fn on_one_cpu() {
+/// Keeps the calling thread on the first CPU that this process may use, so that what it sends is handed on in order.
+pub fn on_one_cpu() {
     let mut first = CpuSet::new();
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None)
         && let Some(cpu) = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu))

@@ -27,7 +27,7 @@ const CARRIER_BUDGET: Duration = Duration::from_secs(5);
 const RTF_LOCAL: u32 = 0x8000_0000;
 
 /// Name of the interface inside.
-const INSIDE: &str = "eth0";
+pub const INSIDE: &str = "eth0";
 
 /// How a workload hangs on its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -306,13 +306,21 @@ impl Workload {
     /// # Errors
     /// The kernel's refusal.
     pub fn carrier_on(&self, node: &mut Node) -> anyhow::Result<()> {
-        let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
         let mut rtnl = Rtnl::open(self.space()?)?;
         rtnl.up(INSIDE)?;
         // IPv6 addresses go with the device, IPv4 addresses stay.
         rtnl.address(INSIDE, self.addresses[1], 128)?;
-        route_to_node(&mut rtnl, host.mac)?;
+        self.meet_node(node)?;
         self.until_it_can_send(node)
+    }
+
+    /// Tells the workload the present address of its host side: it may have changed.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn meet_node(&self, node: &mut Node) -> anyhow::Result<()> {
+        let host = node.rtnl.device(&self.interface)?.context("the veth is gone")?;
+        route_to_node(&mut Rtnl::open(self.space()?)?, host.mac)
     }
 
     /// Deletes the interface, and with it the present incarnation.

@@ -317,6 +317,30 @@ pub enum Destination {
     },
 }
 
+impl Destination {
+    /// Whether both claim the same packets, whatever port these get at the producer.
+    #[must_use]
+    pub fn claims_as(&self, other: &Self) -> bool {
+        match (*self, *other) {
+            (
+                Self::Service {
+                    address,
+                    protocol,
+                    port,
+                    target_port: _,
+                },
+                Self::Service {
+                    address: other_address,
+                    protocol: other_protocol,
+                    port: other_port,
+                    target_port: _,
+                },
+            ) => (address, protocol, port) == (other_address, other_protocol, other_port),
+            (one, other) => one == other,
+        }
+    }
+}
+
 /// How packets reach a producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Delivery {

@@ -12,8 +12,8 @@ use crate::engine::Engine;
 use crate::families::Families;
 use crate::intent::Intent;
 use crate::model::{
-    Age, Attachment, Boot, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy, PolicySlot,
-    PolicySpec, Selector, SlotId, State,
+    Age, Attachment, Boot, Destination, FailReason, Ifindex, Now, ObjectChange, ObjectName, Policy,
+    PolicySlot, PolicySpec, Selector, SlotId, State,
 };
 use crate::plan::Trouble;
 use crate::view::{Counts, PolicyView};
@@ -341,6 +341,14 @@ impl Engine {
         match &policy.content {
             Ok(spec) => {
                 state.refused = None;
+                // What one generation takes away is new when a later one gives it back, whatever set is still served.
+                if let Some(given) = state.served.as_mut().and_then(|served| served.spec.as_mut()) {
+                    let stays =
+                        |given: &Destination| spec.destinations.iter().any(|now| now.claims_as(given));
+                    if !given.destinations.iter().all(stays) {
+                        Arc::make_mut(given).destinations.retain(stays);
+                    }
+                }
                 if state.spec.as_deref() != Some(spec) {
                     state.spec = Some(Arc::new(spec.clone()));
                 }

@@ -1,15 +1,21 @@
 //! What happens next, as a tape chooses it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::kernel::{OpKind, Outcome};
-use crate::script::{Action, Addresses, DESTINATIONS, SERVICES, Setup, Spec, Tamper, WorldLane};
+use crate::script::{Action, Addresses, DESTINATIONS, SERVICES, Script, Setup, Spec, Tamper, WorldLane};
 use crate::tape::Tape;
 use crate::world::World;
 
 /// Interfaces of the workloads.
 const INTERFACES: [&str; 6] = ["hf0", "hf1", "hf2", "hf3", "hf4", "hf5"];
 const POLICIES: [&str; 5] = ["p0", "p1", "p2", "p3", "other/p4"];
+
+/// The agent starts.
+const START: Action = Action::Start {
+    policies_first: false,
+    saved: false,
+};
 
 /// What kind of run this is.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +34,37 @@ pub(crate) struct Mood {
     churn: u32,
     /// How often everything is worked off at once.
     calm: u32,
+    /// For a real node: nothing that it cannot do, and times that a test can wait for.
+    node: bool,
+}
+
+/// Things that happen in a script for a real node.
+const LENGTH: usize = 30;
+
+/// The script of a seed for a real node, as it goes in the world.
+pub(crate) fn node_script(seed: u64) -> Script {
+    let setup = Setup {
+        several_producers: true,
+        ..Setup::default()
+    };
+    let mut generator = Generator::on_a_node(Tape::from_seed(seed));
+    let mut world = World::new(setup);
+    let mut actions = Vec::new();
+    let mut happened = 0;
+    while happened < LENGTH {
+        let action = generator.next_on_a_node(&world);
+        // A rule that is broken here is broken again when the script is run.
+        let _ = world.act(&action);
+        happened += usize::from(!matches!(action, Action::Calm | Action::Rest));
+        actions.push(action);
+    }
+    actions.push(Action::Rest);
+    Script {
+        rule: "a real node and the model world show the same".into(),
+        story: format!("seed {seed}"),
+        setup,
+        actions,
+    }
 }
 
 /// Makes actions.
@@ -36,6 +73,8 @@ pub(crate) struct Generator<'a> {
     mood: Mood,
     /// The first actions, which make a world in which something works.
     prologue: Vec<Action>,
+    /// What is next in any case.
+    queue: VecDeque<Action>,
 }
 
 impl<'a> Generator<'a> {
@@ -61,15 +100,37 @@ impl<'a> Generator<'a> {
             contests: tape.one_in(4),
             churn: *tape.pick(&[2, 6, 12]),
             calm: *tape.pick(&[1, 4, 12]),
+            node: false,
         };
+        (Self::begun(tape, mood), setup)
+    }
+
+    /// Makes actions for a real node, one at a time: see [`Generator::next_on_a_node`].
+    fn on_a_node(mut tape: Tape<'a>) -> Self {
+        let mood = Mood {
+            faults: false,
+            crashes: true,
+            hangs: false,
+            prefixes: false,
+            tampering: false,
+            contests: tape.one_in(4),
+            churn: 0,
+            calm: 0,
+            node: true,
+        };
+        Self::begun(tape, mood)
+    }
+
+    fn begun(tape: Tape<'a>, mood: Mood) -> Self {
         let mut generator = Self {
             tape,
             mood,
             prologue: Vec::new(),
+            queue: VecDeque::new(),
         };
         generator.prologue = generator.beginning();
         generator.prologue.reverse();
-        (generator, setup)
+        generator
     }
 
     fn beginning(&mut self) -> Vec<Action> {
@@ -151,8 +212,14 @@ impl<'a> Generator<'a> {
                 destinations,
                 pass: self.tape.one_in(6),
                 cut: self.tape.one_in(3),
-                deadline_s: *self.tape.pick(&[1, 5, 8]),
-                drain_s: *self.tape.pick(&[0, 0, 2, 4]),
+                deadline_s: *self
+                    .tape
+                    .pick(if self.mood.node { &[1, 2][..] } else { &[1, 5, 8] }),
+                drain_s: *self.tape.pick(if self.mood.node {
+                    &[0, 1][..]
+                } else {
+                    &[0, 0, 2, 4]
+                }),
                 translate: self.tape.one_in(40),
             },
             fresh: self.tape.one_in(6),
@@ -237,6 +304,61 @@ impl<'a> Generator<'a> {
             5 => self.time(),
             7 => self.tamper(),
             _ => self.stillness(),
+        }
+    }
+
+    /// What happens next in this world and on a node that is in step with it: a thing, and then, mostly, that both must
+    /// show the same ([`Action::meeting`]).
+    fn next_on_a_node(&mut self, world: &World) -> Action {
+        loop {
+            if let Some(action) = self.queue.pop_front() {
+                return action;
+            }
+            let action = match self.prologue.pop() {
+                Some(action) => action,
+                None if !world.is_up() && self.tape.one_in(2) => START,
+                None => match self.tape.weighted(&[10, 8, u32::from(world.is_up()), 1]) {
+                    0 => self.device(),
+                    1 => self.object(),
+                    2 => Action::Crash { done: [0; 3] },
+                    _ => Action::Strip {
+                        interface: self.interface(),
+                    },
+                },
+            };
+            let Some(actions) = action.on_a_node() else {
+                continue;
+            };
+            // What was said well before, a directory tells a new life again, and this world does not.
+            let spoiled = world
+                .objects
+                .policies
+                .values()
+                .any(|policy| policy.content.is_err());
+            let dies = actions
+                .iter()
+                .any(|action| matches!(action, Action::Crash { .. }));
+            let spoils = actions
+                .iter()
+                .any(|action| matches!(action, Action::SpoilPolicy { .. }));
+            if dies && spoiled || spoils && !world.is_up() {
+                continue;
+            }
+            for action in actions {
+                let meeting = action.meeting();
+                self.queue.push_back(action);
+                self.queue.extend(meeting);
+            }
+            // The agent may die before it has got round to it.
+            let may_die = world.is_up() && !dies && !spoiled && !spoils;
+            if may_die
+                && self.tape.one_in(12)
+                && matches!(self.queue.back(), Some(Action::Calm | Action::Rest))
+            {
+                self.queue.pop_back();
+                let end = [Action::Crash { done: [0; 3] }, START, Action::Calm];
+                self.queue.extend(end);
+            }
         }
     }
 

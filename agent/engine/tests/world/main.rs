@@ -29,7 +29,7 @@ mod tape;
 mod told;
 mod world;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -191,9 +191,14 @@ fn random_worlds_obey_the_rules() {
 
 #[test]
 fn every_script_obeys_the_rules() {
-    for (name, script) in &stored() {
+    for (name, script) in &stored(&folder()) {
         obeys(name, script);
     }
+}
+
+/// Where scripts are stored.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
 fn obeys(name: &str, script: &Script) {
@@ -216,7 +221,7 @@ mod scripts {
                 #[test]
                 fn $name() {
                     let name = stringify!($name).replace('_', "-");
-                    let stored = crate::stored();
+                    let stored = crate::stored(&crate::folder());
                     crate::obeys(&name, stored.get(&name).expect("a stored script"));
                 }
             )+
@@ -285,6 +290,7 @@ mod scripts {
         the_row_of_an_unsupported_policy_is_closed_in_the_end
         what_cannot_be_taken_away_closes_its_interface
         what_failed_once_keeps_nobody_pending
+        what_is_given_back_while_a_switch_waits_reaches_nobody
         what_is_written_already_is_not_full
         what_leads_to_another_policy_is_not_there_yet
         what_only_the_complete_lists_name_serves_on
@@ -294,6 +300,21 @@ mod scripts {
         what_was_kept_and_then_claimed_is_not_kept_again
         who_had_no_room_left_his_destination_to_nobody
         who_lost_its_interface_keeps_no_policy_full
+    }
+}
+
+/// Those that a lab runs against the real kernel (`tests/kernel/scripts`), in the world alone.
+#[test]
+fn scripts_for_real_nodes_obey_the_rules() {
+    let first = number("HF_SEED").unwrap_or(1);
+    let generated = (first..first + 50).map(|seed| (format!("seed {seed}"), generate::node_script(seed)));
+    let stored = stored(&folder());
+    let stored = stored
+        .into_iter()
+        .filter_map(|(name, script)| Some((name, script.on_a_node()?)));
+    for (name, script) in generated.chain(stored) {
+        let (_, violation) = replay(script.setup, &script.actions, verbose());
+        assert_eq!(violation, None, "{name}: {}", write(&script));
     }
 }
 

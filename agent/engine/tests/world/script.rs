@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use holdfast_engine::model::{
     Delivery, Destination, HoldReason, Incarnation, Lane, ObjectName, OnDeadline, Operator, PolicySpec,
@@ -669,20 +669,114 @@ pub(crate) const fn incarnation(number: u8) -> Incarnation {
     Incarnation([number; 16])
 }
 
-// --- files -------------------------------------------------------------------------------------------------
+// --- real nodes --------------------------------------------------------------------------------------------
 
-/// Where the stored scripts are; `HF_SCRIPTS` names another folder.
-pub(crate) fn folder() -> PathBuf {
-    std::env::var_os("HF_SCRIPTS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts"),
-        PathBuf::from,
-    )
+impl Action {
+    /// What becomes of it on a real node, which has an order of its own: nothing, if it is about the order in which news
+    /// and answers come, or about time. None if no node can do it, or not at a script's command.
+    pub(crate) fn on_a_node(&self) -> Option<Vec<Self>> {
+        let mut action = self.clone();
+        match &mut action {
+            Self::Create { tap: true, .. }
+            | Self::Readable { .. }
+            | Self::Refuse { .. }
+            | Self::Capacity { .. }
+            | Self::Hang { .. }
+            | Self::Tamper { .. }
+            | Self::Foreign { .. }
+            | Self::HooksUnknown
+            | Self::LoseLink
+            | Self::Overrun => return None,
+            Self::Work { outcome, .. } => return (*outcome == Outcome::Done).then(Vec::new),
+            Self::TellLink { .. }
+            | Self::TellObjects { .. }
+            | Self::TellPoke
+            | Self::TellAnswer { .. }
+            | Self::Poll
+            | Self::AnswerAsk
+            | Self::CheckLinks
+            | Self::Save
+            | Self::Mend
+            | Self::Advance { .. }
+            | Self::Quiet { .. } => return Some(Vec::new()),
+            Self::PutPolicy { spec, old, .. } => {
+                // Labs have services only, and files no age.
+                if spec.destinations.iter().any(|number| *number >= SERVICES) {
+                    return None;
+                }
+                *old = false;
+            }
+            Self::Crash { done } => *done = [0; 3],
+            Self::Start { saved, .. } => *saved = false,
+            _ => {}
+        }
+        Some(match action {
+            // Without audits only a new life finds that in this world.
+            Self::Strip { .. } => vec![
+                action,
+                Self::Crash { done: [0; 3] },
+                Self::Start {
+                    policies_first: false,
+                    saved: false,
+                },
+            ],
+            action => vec![action],
+        })
+    }
+
+    /// After which a node and the world must show the same; none for an action that only looks, or that is no end.
+    pub(crate) const fn meeting(&self) -> Option<Self> {
+        match self {
+            Self::Calm | Self::Rest | Self::Expect { .. } | Self::Crash { .. } | Self::Strip { .. } => None,
+            // Nobody is told: it is found as time passes.
+            Self::Register { poke: false, .. }
+            | Self::Unregister { poke: false, .. }
+            | Self::UnregisterNumber { .. } => Some(Self::Rest),
+            _ => Some(Self::Calm),
+        }
+    }
 }
 
-/// All stored scripts, by file name.
-pub(crate) fn stored() -> BTreeMap<String, Script> {
+impl Script {
+    /// The script as a real node can run it, in step with the world; none if it cannot.
+    pub(crate) fn on_a_node(&self) -> Option<Self> {
+        let mut actions = Vec::new();
+        let mut spoiled = false;
+        for action in &self.actions {
+            for action in action.on_a_node()? {
+                spoiled |= matches!(action, Action::SpoilPolicy { .. });
+                // What was said well before, a directory tells a new life again, and this world does not.
+                if spoiled && matches!(action, Action::Start { .. } | Action::Crash { .. }) {
+                    return None;
+                }
+                let meeting = action.meeting();
+                actions.push(action);
+                actions.extend(meeting);
+            }
+        }
+        actions.push(Action::Rest);
+        actions.dedup();
+        Some(Self {
+            setup: Setup {
+                several_producers: true,
+                prefixes: false,
+                audits: false,
+                ..self.setup
+            },
+            actions,
+            ..self.clone()
+        })
+    }
+}
+
+// --- files -------------------------------------------------------------------------------------------------
+
+/// All scripts that are stored in this folder, or in the one that `HF_SCRIPTS` names, by file name.
+pub(crate) fn stored(folder: &Path) -> BTreeMap<String, Script> {
+    let named = std::env::var_os("HF_SCRIPTS");
+    let folder = named.as_deref().map_or(folder, Path::new);
     let mut scripts = BTreeMap::new();
-    for entry in fs::read_dir(folder()).expect("the folder of scripts") {
+    for entry in fs::read_dir(folder).expect("the folder of scripts") {
         let path = entry.expect("an entry of the folder").path();
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;

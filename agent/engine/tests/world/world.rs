@@ -80,9 +80,9 @@ enum SourceNews {
 
 /// All objects that there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Objects {
-    policies: BTreeMap<ObjectName, Policy>,
-    attachments: BTreeMap<ObjectName, Attachment>,
+pub(crate) struct Objects {
+    pub(crate) policies: BTreeMap<ObjectName, Policy>,
+    pub(crate) attachments: BTreeMap<ObjectName, Attachment>,
 }
 
 impl Objects {
@@ -112,10 +112,10 @@ pub(crate) struct World {
     setup: Setup,
     pub(crate) now: Now,
     pub(crate) kernel: Kernel,
-    objects: Objects,
+    pub(crate) objects: Objects,
     saved_objects: Objects,
     saved_times: Vec<Remembered>,
-    engine: Option<Engine>,
+    pub(crate) engine: Option<Engine>,
     links: VecDeque<LinkNews>,
     source: VecDeque<SourceNews>,
     pokes: VecDeque<Ifindex>,
@@ -125,7 +125,7 @@ pub(crate) struct World {
     workers: [Worker; 4],
     pub(crate) oracle: Oracle,
     /// The node's own addresses.
-    own: BTreeSet<IpAddr>,
+    pub(crate) own: BTreeSet<IpAddr>,
     counter: u64,
     next_ifindex: Ifindex,
     /// Something was handled since the last poll.
@@ -142,7 +142,7 @@ pub(crate) struct World {
 /// How often the kernel is compared with what is believed of it.
 const AUDIT_EVERY: u64 = 30 * SECOND;
 
-fn config(setup: &Setup) -> Config {
+pub(crate) fn config(setup: &Setup) -> Config {
     Config {
         capacity: Capacity {
             policies: setup.policies,
