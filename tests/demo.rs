@@ -315,12 +315,12 @@ generation {} is answered by producer {answered}. (Established conversations may
 
     /// What `holdfast status` says now.
     fn status(&self) -> anyhow::Result<()> {
-        let output = self.node.cli("status", &[] as &[&str])?;
+        let output = self.node.cli("status", &["--all"])?;
         if !output.status.success() {
             bail!("holdfast status: {}", String::from_utf8_lossy(&output.stderr));
         }
         println!(
-            "\n  $ holdfast status\n{}",
+            "\n  $ holdfast status --all\n{}",
             indent(&String::from_utf8_lossy(&output.stdout))
         );
         Ok(())

@@ -30,6 +30,7 @@ use crate::preflight;
 use crate::report::file::WriteCounts;
 use crate::report::{self, memory};
 use crate::serve::http::{self, ListenError};
+use crate::serve::look::{self, Looker};
 use crate::serve::socket::{self, SocketError};
 use crate::serve::{self};
 use crate::source::SourceNews;
@@ -268,6 +269,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
                     .unwrap_or_default()
             })
         },
+        looker: Looker::new(look::Kernel(Arc::downgrade(&datapath))),
         reports: report_receiver,
         clock: Arc::clone(&clock),
         stamps,

@@ -4,6 +4,7 @@
 //! one.
 
 mod journal;
+mod operate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,8 +24,9 @@ use holdfast::driver::{self, Handle, Histogram, MetricsSnapshot, PolicyStatus, S
 use holdfast::loops;
 use holdfast::report::Stamps;
 use holdfast::report::file::{self, WriteCounts};
+use holdfast::serve::look::Looker;
 use holdfast::serve::metrics::{FAMILIES, Scrape, Values, render};
-use holdfast::serve::wire::{PolicyDetail, Status, Waited};
+use holdfast::serve::wire::{Goal, PolicyDetail, Status, Wait, Waited};
 use holdfast::serve::{self, Sources, socket};
 use holdfast::source::{SourceProblem, SourceStatus};
 use holdfast_engine::belief::Drift;
@@ -36,6 +38,7 @@ use holdfast_engine::view::{
 };
 use holdfast_tests::{Reason, codegen, say, skip};
 use journal::a_long_journal_gives_the_same_decisions;
+use operate::{Sight, compared, diff_answers, explained, why_answers};
 use tokio::sync::{mpsc, watch};
 
 holdfast_tests::suite!(needs [];
@@ -49,6 +52,8 @@ holdfast_tests::suite!(needs [];
     status_json,
     policy_json,
     wait_json,
+    why_answers,
+    diff_answers,
     report_fields,
     exit_codes,
     a_long_journal_gives_the_same_decisions,
@@ -342,7 +347,13 @@ fn help(command: &mut clap::Command, path: &mut Vec<String>, text: &mut String) 
         .term_width(100)
         .bin_name(path.join(" "))
         .mut_args(|argument| argument.hide_env_values(true));
-    writeln!(text, "=== {} ===\n{}", path.join(" "), shown.render_long_help())?;
+    let shown = shown.render_long_help().to_string();
+    ensure!(
+        shown.contains("Example"),
+        "{}: its help gives no example",
+        path.join(" ")
+    );
+    writeln!(text, "=== {} ===\n{shown}", path.join(" "))?;
     for subcommand in command.get_subcommands_mut() {
         help(subcommand, path, text)?;
     }
@@ -550,6 +561,11 @@ fn generated_files_are_current() -> anyhow::Result<()> {
 fn status_json() -> anyhow::Result<()> {
     let status = Status::new(&snapshot(), &stamps(), at(10), "dir", "VERSION");
     golden("status.json", &pretty(&status)?)?;
+    let mut text = cli::status::node(&status, false);
+    text.push_str(&format!("\n--- with --all\n{}", cli::status::node(&status, true)));
+    let detail = PolicyDetail::new(&policy_status(), &stamps());
+    text.push_str(&format!("\n--- of one policy\n{}", cli::status::policy(&detail)));
+    golden("status.txt", &cli::output::plain(&text))?;
     let mut early = snapshot();
     early.summary = Summary {
         waiting_for: vec![Barrier::Objects, Barrier::Links],
@@ -569,16 +585,31 @@ fn policy_json() -> anyhow::Result<()> {
 }
 
 fn wait_json() -> anyhow::Result<()> {
-    let detail = PolicyDetail::new(&policy_status(), &stamps());
-    let waited = Waited {
-        met: true,
-        policy: Some(detail.policy),
+    let wait = |goal, generation| Wait {
+        policy: "shop/dns".to_owned(),
+        attachment: None,
+        goal,
+        generation,
+        timeout_ms: 0,
     };
-    let missed = Waited {
-        met: false,
-        policy: None,
-    };
-    golden("wait.json", &pretty(&[waited, missed])?)
+    let status = policy_status();
+    let waited = [
+        Waited::new(Some(&status), None, &wait(Goal::Held, Some(8)), &stamps()),
+        Waited::new(None, None, &wait(Goal::Programmed, None), &stamps()),
+        Waited::new(
+            Some(&status),
+            Some(&shop("web-0")),
+            &wait(Goal::Programmed, None),
+            &stamps(),
+        ),
+        Waited::new(
+            Some(&status),
+            Some(&shop("web-9")),
+            &wait(Goal::Programmed, None),
+            &stamps(),
+        ),
+    ];
+    golden("wait.json", &pretty(&waited)?)
 }
 
 fn report_fields() -> anyhow::Result<()> {
@@ -615,6 +646,8 @@ fn exit_codes() -> anyhow::Result<()> {
         "status shop/dns",
         "wait shop/dns --timeout 0s",
         "wait shop/dns --timeout 1s",
+        "why shop/dns",
+        "diff",
         "attachment list",
         "uninstall",
         "attachment unregister --ifindex 7 --token 00000000000000ff",
@@ -632,6 +665,7 @@ fn exit_codes() -> anyhow::Result<()> {
             driver: Handle::new(commands),
             lanes: LanesHealth::default(),
             stats: Arc::new(Stats::default),
+            looker: Looker::new(Sight),
             reports,
             clock: Arc::new(System),
             stamps: stamps(),
@@ -653,7 +687,17 @@ fn exit_codes() -> anyhow::Result<()> {
         "wait shop/dns --timeout 0s",
         "wait shop/dns --for held --timeout 0s",
         "wait shop/mail --for failed --timeout 0s",
+        "wait shop/dns --attachment shop/web-0 --timeout 0s",
+        "wait shop/dns --attachment shop/web-1 --timeout 0s",
+        "wait shop/dns --attachment shop/web-9 --timeout 0s",
         "wait shop/nobody --timeout 0s",
+        "why shop/dns",
+        "why shop/dns shop/web-0",
+        "why shop/dns shop/web-1",
+        "why shop/dns shop/web-9",
+        "why shop/nobody",
+        "diff",
+        "diff shop/dns",
     ] {
         writeln!(text, "{} {command}", code(dir.path(), command)?)?;
     }
@@ -665,6 +709,10 @@ fn exit_codes() -> anyhow::Result<()> {
         "status dns",
         "wait",
         "wait shop/dns --for served",
+        "why",
+        "why dns",
+        "why shop/dns web-0",
+        "diff dns",
         "wait shop/dns --timeout 5",
         "attachment register",
         "attachment register --interface a/b",
@@ -702,6 +750,12 @@ async fn drive(mut commands: mpsc::Receiver<driver::Command>) {
             }
             driver::Command::Snapshot(reply) => {
                 let _ = reply.send(snapshot());
+            }
+            driver::Command::Explain(name, asked, reply) => {
+                let _ = reply.send(explained(&name, &asked));
+            }
+            driver::Command::Compare(_, reply) => {
+                let _ = reply.send(Ok(compared()));
             }
             driver::Command::Metrics(_, reply) => {
                 let _ = reply.send(metrics_snapshot());

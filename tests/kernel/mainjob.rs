@@ -598,7 +598,7 @@ fn the_command_line_answers_by_exit_code() -> anyhow::Result<()> {
             1,
             "",
         )?;
-        expect(lab, "status", &[], 0, "lab/dns")?;
+        expect(lab, "status", &["--all"], 0, "lab/dns")?;
         expect(lab, "attachment", &["list"], 0, "hfc0")?;
         lab.node.unregister("hfc0")?;
         expect(
@@ -610,7 +610,7 @@ fn the_command_line_answers_by_exit_code() -> anyhow::Result<()> {
         )?;
         expect(lab, "status", &[], 0, "IdentityMissing")?;
         lab.node.end_agent(Signal::TERM)?;
-        expect(lab, "status", &[], 2, "")?;
+        expect(lab, "status", &[], 2, "no agent runs")?;
         expect(lab, "wait", &["lab/dns", "--timeout", "0s"], 2, "")?;
         expect(lab, "attachment", &["list"], 0, "hfc1")?;
         lab.node.start_agent()?;

@@ -337,7 +337,8 @@ impl Engine {
         }
     }
 
-    fn believed_links(&self) -> Belief {
+    /// The devices that may have our program.
+    pub(crate) fn believed_links(&self) -> Belief {
         let links = self
             .ports
             .iter()
@@ -348,12 +349,22 @@ impl Engine {
     }
 
     fn beliefs_of_port(&mut self, ifindex: Ifindex, whole: bool) -> Vec<Belief> {
-        let Some(port) = self.ports.get(&ifindex) else {
+        let Some(beliefs) = self.believed_of_port(ifindex, whole) else {
             return Vec::new();
         };
+        if whole && self.audit.proving.remove(&ifindex) {
+            self.audit.to_prove.insert(ifindex);
+        }
+        beliefs
+    }
+
+    /// What is believed of an interface; none if nothing is changed there. `whole`: with its chain, registry row,
+    /// sources and entries.
+    pub(crate) fn believed_of_port(&self, ifindex: Ifindex, whole: bool) -> Option<Vec<Belief>> {
+        let port = self.ports.get(&ifindex)?;
         // Nothing is changed there before its identity has been read.
         if port.device.is_none() || self.frozen(port) {
-            return Vec::new();
+            return None;
         }
         let mut beliefs = Vec::new();
         if port.has_program() {
@@ -364,7 +375,7 @@ impl Engine {
             beliefs.push(Belief::Row { ifindex, row: *row });
         }
         if !whole {
-            return beliefs;
+            return Some(beliefs);
         }
         if let Known::Row(identity) = &port.known
             && !self.dead.contains_key(&ifindex)
@@ -384,13 +395,10 @@ impl Engine {
         if !entries.is_empty() {
             beliefs.push(Belief::Entries { ifindex, entries });
         }
-        if self.audit.proving.remove(&ifindex) {
-            self.audit.to_prove.insert(ifindex);
-        }
-        beliefs
+        Some(beliefs)
     }
 
-    fn beliefs_of_slot(&self, slot: SlotId, whole: bool) -> Vec<Belief> {
+    pub(crate) fn beliefs_of_slot(&self, slot: SlotId, whole: bool) -> Vec<Belief> {
         // One that must stay as it is could not be put right.
         let Some(state) = self.slots.get(&slot).filter(|_| !self.kept_slots.contains(&slot)) else {
             return Vec::new();

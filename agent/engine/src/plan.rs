@@ -81,7 +81,7 @@ pub(crate) enum Goal {
 
 impl Goal {
     /// Whether an intent that uses the interface cannot be right while this goal is failed.
-    const fn concerns_intents(self) -> bool {
+    pub(crate) const fn concerns_intents(self) -> bool {
         match self {
             Self::RowClosed | Self::RowOpen | Self::Attached | Self::Sources | Self::Cleared => true,
             Self::Unclaimed | Self::Detached => false,

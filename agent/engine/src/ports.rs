@@ -683,17 +683,7 @@ impl Engine {
         }
         let gate = classify(None, &Known::Unread, state.object.expected);
         let lost = state.lost().cloned();
-        // Conflicts are between objects: they are judged without a device too.
-        let nowhere = Port {
-            attachments: self
-                .objects
-                .by_interface
-                .get(&state.object.interface)
-                .cloned()
-                .unwrap_or_default(),
-            ..Port::default()
-        };
-        let claims = self.claims(&nowhere);
+        let claims = self.claims(&self.nowhere(&state.object.interface));
         for policy in state.consumes.clone() {
             let Some(policy_state) = self.objects.policies.get(&policy) else {
                 continue;
@@ -725,8 +715,21 @@ impl Engine {
         }
     }
 
+    /// An interface that is missing. Conflicts are between objects: they are judged without a device too.
+    pub(crate) fn nowhere(&self, interface: &str) -> Port {
+        Port {
+            attachments: self
+                .objects
+                .by_interface
+                .get(interface)
+                .cloned()
+                .unwrap_or_default(),
+            ..Port::default()
+        }
+    }
+
     /// What is wrong with a policy's slot or set.
-    fn set_trouble<'a>(&'a self, state: &'a PolicyState) -> Option<&'a Trouble> {
+    pub(crate) fn set_trouble<'a>(&'a self, state: &'a PolicyState) -> Option<&'a Trouble> {
         state.slot_trouble.as_ref().or_else(|| {
             state
                 .slot
@@ -736,7 +739,7 @@ impl Engine {
     }
 
     /// A policy that does not fit fails as a whole, with need and have.
-    fn full(&self, state: &PolicyState) -> Option<Trouble> {
+    pub(crate) fn full(&self, state: &PolicyState) -> Option<Trouble> {
         let first = state.full.first().and_then(|id| state.intents.get(id))?;
         let trouble = first.entries_trouble.clone()?;
         let destinations = state.spec.as_ref().map_or(0, |spec| spec.destinations.len());
@@ -1220,10 +1223,43 @@ impl Engine {
         port.touched = op;
     }
 
-    fn wanted_sources(&self, port: &Port) -> BTreeSet<IpAddr> {
+    pub(crate) fn wanted_sources(&self, port: &Port) -> BTreeSet<IpAddr> {
         port.winner
             .and_then(|id| self.objects.attachments.get(&id))
             .map_or_else(BTreeSet::new, |state| state.object.addresses.clone())
+    }
+
+    /// What the row of an interface should say. What only an operation decides is as it was sent last.
+    pub(crate) fn wanted_row(
+        &self,
+        ifindex: Ifindex,
+        port: &Port,
+        claims: &Claims,
+        last: Option<Row>,
+    ) -> Option<Row> {
+        if !self.passed || self.frozen(port) || (claims.is_empty() && !self.may_remove()) {
+            return last;
+        }
+        if port.device.is_none() || claims.is_empty() {
+            return None;
+        }
+        let kinds = self.kinds(port, claims);
+        let open_for = last.and_then(|row| row.token);
+        let plans = self.plans(ifindex, port, claims);
+        let deliverable = plans.iter().any(|plan| plan.deliverable);
+        let token = self
+            .target(port, claims)
+            .filter(|token| open_for == Some(*token) || deliverable);
+        let epoch = last.map_or(0, |row| row.epoch);
+        Some(match (token, last) {
+            (None, Some(row)) => kinds
+                .with(Kinds::of_row(&row))
+                .row(None, epoch, row.has_sources, row.via),
+            _ => {
+                let has_sources = !self.wanted_sources(port).is_empty();
+                kinds.row(token, epoch, has_sources, self.answers_via(port))
+            }
+        })
     }
 
     /// Brings the route entries towards what is wanted.
@@ -2199,7 +2235,7 @@ impl Engine {
         unwell
     }
 
-    fn producers_of<'a>(&self, state: &'a PolicyState, consumer: AttachmentId) -> Producers<'a> {
+    pub(crate) fn producers_of<'a>(&self, state: &'a PolicyState, consumer: AttachmentId) -> Producers<'a> {
         let coming = || state.unread || state.coming.iter().any(|coming| *coming != consumer);
         let ready = state.ready_for(consumer);
         let lacking = state.lacking_for(consumer).within(self.families_of(consumer));

@@ -1479,6 +1479,14 @@ impl Engine {
         }
     }
 
+    /// Devices of the producers of a policy that are ready.
+    pub(crate) fn devices_of_ready(&self, policy: &PolicyState) -> BTreeSet<Ifindex> {
+        let ready = policy.ready.keys();
+        ready
+            .filter_map(|id| self.objects.attachments.get(id)?.port)
+            .collect()
+    }
+
     /// What a proof of an intent on this interface must find in the set.
     pub(crate) fn proof_of_set(
         &self,

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use crate::belief::Drift;
 use crate::engine::Engine;
 use crate::gate::{Gate, Known, classify, of_device};
+use crate::intent::Intent;
 use crate::model::{
     FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, Remembered, SlotId, State, Token, Uid,
 };
-use crate::objects::PolicyState;
+use crate::objects::{AttachmentState, PolicyState};
 use crate::plan::Goal;
 use crate::ports::Port;
 use crate::producers::SlotState;
@@ -18,7 +19,7 @@ use crate::producers::SlotState;
 /// A look at an [`Engine`]. Costs follow what is asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    engine: &'a Engine,
+    pub(crate) engine: &'a Engine,
 }
 
 impl<'a> View<'a> {
@@ -95,19 +96,7 @@ impl<'a> View<'a> {
         let attachments = &self.engine.objects.attachments;
         policy.intents.iter().filter_map(move |(id, intent)| {
             let consumer = attachments.get(id)?;
-            Some(IntentView {
-                policy: policy.object.name.clone(),
-                policy_uid: policy.object.uid.clone(),
-                consumer: consumer.object.name.clone(),
-                consumer_uid: consumer.object.uid.clone(),
-                interface: consumer.object.interface.clone(),
-                ifindex: consumer.port,
-                token: intent.token,
-                state: intent.state,
-                since: intent.since,
-                held_since: intent.held_since(),
-                message: intent.message.as_deref().map(str::to_owned),
-            })
+            Some(IntentView::of(policy, consumer, intent))
         })
     }
 
@@ -242,7 +231,7 @@ pub(crate) fn policy_view(policy: &PolicyState, slots: &BTreeMap<SlotId, SlotSta
         .holds
         .first()
         .and_then(|(_, id)| policy.intents.get(id))
-        .and_then(crate::intent::Intent::held_since);
+        .and_then(Intent::held_since);
     PolicyView {
         name: policy.object.name.clone(),
         uid: policy.object.uid.clone(),
@@ -403,6 +392,24 @@ pub struct IntentView {
     pub held_since: Option<Now>,
     /// For people.
     pub message: Option<String>,
+}
+
+impl IntentView {
+    pub(crate) fn of(policy: &PolicyState, consumer: &AttachmentState, intent: &Intent) -> Self {
+        Self {
+            policy: policy.object.name.clone(),
+            policy_uid: policy.object.uid.clone(),
+            consumer: consumer.object.name.clone(),
+            consumer_uid: consumer.object.uid.clone(),
+            interface: consumer.object.interface.clone(),
+            ifindex: consumer.port,
+            token: intent.token,
+            state: intent.state,
+            since: intent.since,
+            held_since: intent.held_since(),
+            message: intent.message.as_deref().map(str::to_owned),
+        }
+    }
 }
 
 /// One attachment of this node.

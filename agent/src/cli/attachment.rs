@@ -19,6 +19,11 @@ use crate::files::hex;
 use crate::registry::{Kind, Listed, Registered, Registration, Registry, RegistryError};
 use crate::serve::wire::{Poke, Poked};
 
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  holdfast attachment register --interface hfweb0 --identity 3f0c6a1e
+  holdfast attachment list";
+
 /// Subcommands of `holdfast attachment`.
 #[derive(clap::Subcommand, Clone, Debug)]
 pub enum Command {
@@ -98,7 +103,11 @@ pub struct UnregisterArgs {
 DEVICE is `present` if the device that was registered is there now, `gone` if it is not (its number may have gone to \
 another one).
 
-Exit codes: 0 here they are, 2 could not tell.")]
+Exit codes: 0 here they are, 2 could not tell.
+
+Examples:
+  holdfast attachment list
+  holdfast attachment list -o json | jq '.[] | select(.interface == null)'")]
 pub struct ListArgs {
     /// Form of the output.
     #[command(flatten)]

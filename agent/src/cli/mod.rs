@@ -4,12 +4,15 @@ pub mod agent;
 pub mod attachment;
 pub mod client;
 pub mod completion;
+pub mod diff;
+pub mod down;
 pub mod output;
 pub mod preflight;
 pub mod replay;
 pub mod status;
 pub mod uninstall;
 pub mod wait;
+pub mod why;
 
 use std::process::ExitCode;
 
@@ -63,6 +66,8 @@ Examples:
                                                           as a CNI does when a workload starts
   holdfast status                                         the node in a screen
   holdfast status shop/dns                                one policy, with every consumer
+  holdfast why shop/dns shop/web-0                        what is missing, and what to do about it
+  holdfast diff                                           is the kernel as it should be?
   holdfast wait shop/dns --timeout 30s                    until the kernel serves it";
 
 /// Subcommands.
@@ -72,10 +77,14 @@ pub enum Command {
     #[command(after_help = agent::EXAMPLES)]
     Agent(Box<AgentArgs>),
     /// Say which workload is behind an interface
-    #[command(subcommand)]
+    #[command(subcommand, after_help = attachment::EXAMPLES)]
     Attachment(attachment::Command),
     /// Show how the node is doing
     Status(status::Args),
+    /// Say why a consumer is held, or why not
+    Why(why::Args),
+    /// Compare what is wanted, what is believed and what the kernel has
+    Diff(diff::Args),
     /// Wait until a policy is in a state
     Wait(wait::Args),
     /// Print what the engine decided, from its journal
@@ -96,6 +105,8 @@ pub fn run(cli: Cli) -> Answer {
         Command::Agent(args) => agent::run(directories, *args),
         Command::Attachment(command) => attachment::run(&directories, command),
         Command::Status(args) => status::run(&directories, &args),
+        Command::Why(args) => why::run(&directories, &args),
+        Command::Diff(args) => diff::run(&directories, &args),
         Command::Wait(args) => wait::run(&directories, &args),
         Command::Replay(args) => replay::run(&directories, &args),
         Command::Preflight(args) => preflight::run(&directories, &args),

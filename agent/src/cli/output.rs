@@ -8,8 +8,8 @@
 
 use std::fmt::Display;
 
+use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
-use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
 use super::Answer;
@@ -49,8 +49,9 @@ pub fn json(value: &impl Serialize) -> Answer {
 /// Prints text as it is.
 pub fn print(text: &str) {
     use std::io::Write as _;
-    // A reader that has seen enough (`| head`) is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    // Colours only on a terminal, and where nobody has said no (NO_COLOR). A reader that has seen enough (`| head`) is no
+    // error.
+    let _ = anstream::stdout().write_all(text.as_bytes());
 }
 
 /// Says what is wrong.
@@ -58,25 +59,73 @@ pub fn complain(what: impl Display) {
     eprintln!("holdfast: {what}");
 }
 
+/// What is as it should be.
+pub const GOOD: Style = AnsiColor::Green.on_default();
+/// What is not.
+pub const BAD: Style = AnsiColor::Red.on_default();
+/// What may become either.
+pub const OPEN: Style = AnsiColor::Yellow.on_default();
+/// What is looked for first.
+pub const STRONG: Style = Style::new().bold();
+
+/// Text in a colour, until it is printed to something that has none.
+#[must_use]
+pub fn paint(style: Style, text: impl Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// The colour of `Programmed`, `Held`, `Failed` and `Pending`.
+#[must_use]
+pub fn state_style(state: &str) -> Style {
+    match state {
+        "Programmed" => GOOD,
+        "Failed" => BAD,
+        _ => OPEN,
+    }
+}
+
+/// Text as it is seen, without colours.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
 /// A table without lines.
 #[must_use]
 pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(comfy_table::presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
-    for row in rows {
-        table.add_row(row);
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    let lines: Vec<String> = table
-        .lines()
-        .map(|line| line.trim_end().to_owned() + "\n")
+    let header = header.iter().map(|title| (*title).to_owned()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+    columns(&lines)
+}
+
+/// Cells in columns, two blanks apart, none at the end of a line.
+#[must_use]
+pub fn columns(lines: &[Vec<String>]) -> String {
+    let width = |cell: &String| plain(cell).chars().count();
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count)
+        .map(|at| {
+            lines
+                .iter()
+                .filter_map(|line| line.get(at))
+                .map(width)
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
-    lines.concat()
+    let line = |cells: &Vec<String>| {
+        let last = cells.iter().rposition(|cell| !cell.is_empty());
+        let shown = cells.iter().zip(&widths).take(last.map_or(0, |last| last + 1));
+        let mut text = String::new();
+        for (at, (cell, column)) in shown.enumerate() {
+            text.push_str(cell);
+            if Some(at) != last {
+                text.push_str(&" ".repeat(column + 2 - width(cell)));
+            }
+        }
+        text + "\n"
+    };
+    lines.iter().map(line).collect()
 }
 
 /// A dash where there is nothing.
@@ -116,6 +165,17 @@ mod tests {
             ],
         );
         assert_eq!(text, "NAME    N\na       1\nlonger\n");
+    }
+
+    #[test]
+    fn colours_take_no_room() {
+        let lines = [
+            vec![paint(GOOD, "yes"), "a".to_owned()],
+            vec!["no".to_owned(), "b".to_owned()],
+        ];
+        let text = columns(&lines);
+        assert_ne!(text, plain(&text));
+        assert_eq!(plain(&text), "yes  a\nno   b\n");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `holdfast preflight`.
 
 use super::Answer;
-use super::output::{self, Format, FormatArgs};
+use super::output::{self, BAD, Format, FormatArgs, GOOD, paint};
 use crate::config::Directories;
 use crate::datapath::AttachMode;
 use crate::preflight::{self, Check, Wants};
@@ -11,7 +11,12 @@ use crate::preflight::{self, Check, Wants};
 #[command(after_help = "\
 Exit codes: 0 nothing is missing, 1 something is.
 
-Everything is found out by trying it; nothing stays behind. The agent refuses to start with the same list.")]
+Everything is found out by trying it; nothing stays behind. The agent refuses to start with the same list.
+
+Examples:
+  holdfast preflight
+  holdfast preflight --attach tcx
+  holdfast preflight -o json | jq -r '.[] | select(.ok | not) | .remedy'")]
 pub struct Args {
     /// Hook that the program is to be attached to
     #[arg(long, env = "HOLDFAST_ATTACH", value_enum, default_value_t)]
@@ -45,8 +50,12 @@ fn table(checks: &[Check]) -> String {
     let rows = checks
         .iter()
         .map(|check| {
-            let verdict = if check.ok { "ok" } else { "MISSING" };
-            vec![check.name.clone(), verdict.to_owned(), check.detail.clone()]
+            let verdict = if check.ok {
+                paint(GOOD, "ok")
+            } else {
+                paint(BAD, "MISSING")
+            };
+            vec![check.name.clone(), verdict, check.detail.clone()]
         })
         .collect();
     let mut text = output::table(&["CHECK", "", "FOUND"], rows);

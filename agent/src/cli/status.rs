@@ -5,10 +5,10 @@ use std::time::Duration;
 use holdfast_engine::model::ObjectName;
 use hyper::StatusCode;
 
-use super::Answer;
 use super::client::{Client, ClientError, block_on};
-use super::output::{self, Format, FormatArgs, age, or_dash};
+use super::output::{self, BAD, Format, FormatArgs, GOOD, age, or_dash, paint, state_style};
 use super::wait::policy_name;
+use super::{Answer, down};
 use crate::config::Directories;
 use crate::report::PolicyReport;
 use crate::serve::wire::{Audit, PolicyDetail, Status};
@@ -16,6 +16,10 @@ use crate::serve::wire::{Audit, PolicyDetail, Status};
 /// Flags of `holdfast status`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
+What is in trouble is listed, worst first, the oldest hold before younger ones; -o json has everything. While no agent \
+runs it says so, since when, and what the pins go on serving (in JSON: `agent` is `down`, with `lastSeen`, `policies`, \
+`interfaces`).
+
 Exit codes: 0 here it is, 1 no such policy on this node, 2 the agent could not be asked.
 
 Examples:
@@ -26,6 +30,9 @@ pub struct Args {
     /// Only this policy, with its intents
     #[arg(value_name = "NAMESPACE/NAME", value_parser = policy_name)]
     pub policy: Option<ObjectName>,
+    /// Every policy and attachment, not only those in trouble
+    #[arg(long)]
+    pub all: bool,
     /// Form of the output.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -37,7 +44,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn run(directories: &Directories, args: &Args) -> Answer {
     let client = Client::new(&directories.run_dir);
     match &args.policy {
-        None => answer(block_on(client.get("/v1/status", PATIENCE)), args, node),
+        None => match block_on(client.get("/v1/status", PATIENCE)) {
+            Err(error @ ClientError::NotRunning { .. }) => {
+                output::complain(error);
+                down::status(directories, args.format.output)
+            }
+            said => answer(said, args, |status| node(status, args.all)),
+        },
         Some(name) => {
             let path = format!("/v1/policies/{name}");
             answer(block_on(client.get(&path, PATIENCE)), args, policy)
@@ -69,9 +82,14 @@ fn answer<T: serde::Serialize>(
 }
 
 /// The node in a screen.
-fn node(status: &Status) -> String {
+#[must_use]
+pub fn node(status: &Status, all: bool) -> String {
     let now = &status.agent.now;
-    let ready = if status.ready.ready { "ready" } else { "not ready" };
+    let ready = if status.ready.ready {
+        paint(GOOD, "ready")
+    } else {
+        paint(BAD, "not ready")
+    };
     let mut text = format!(
         "{}: {ready}, agent {} up {}, epoch {}\n",
         status.node,
@@ -114,44 +132,105 @@ fn node(status: &Status) -> String {
         status.intents.removing
     ));
     text.push_str(&audit(status.audit.as_ref(), now));
-    if !status.policies.is_empty() {
-        let rows = status
-            .policies
-            .iter()
-            .map(|policy| policy_row(policy, now))
-            .collect();
-        text.push('\n');
-        text.push_str(&output::table(
-            &[
-                "POLICY",
-                "GENERATION",
-                "STATE",
-                "REASON",
-                "FOR",
-                "PROGRAMMED",
-                "MESSAGE",
-            ],
-            rows,
+    text.push_str(&policies(status, all));
+    text.push_str(&attachments(status, all));
+    for problem in &status.source.problems {
+        text.push_str(&format!("\n{problem}\n"));
+        text.push_str(problem.excerpt.as_deref().unwrap_or_default());
+    }
+    text
+}
+
+/// Rows of a table of one screen.
+const SCREEN: usize = 15;
+
+/// The first rows, or all, and how many there are beyond.
+fn some_rows(mut rows: Vec<Vec<String>>, header: &[&str], all: bool) -> String {
+    let more = if all { 0 } else { rows.len().saturating_sub(SCREEN) };
+    rows.truncate(rows.len() - more);
+    let mut text = format!("\n{}", output::table(header, rows));
+    if more > 0 {
+        text.push_str(&format!("and {more} more: --all shows them\n"));
+    }
+    text
+}
+
+/// Policies that are not programmed: failed ones first, then the oldest holds.
+fn policies(status: &Status, all: bool) -> String {
+    let rank = |policy: &PolicyReport| match policy.state.as_str() {
+        "Failed" => 0,
+        "Held" => 1,
+        "Pending" => 2,
+        _ => 3,
+    };
+    let since = |policy: &PolicyReport| policy.held_since.clone().unwrap_or_else(|| policy.since.clone());
+    let mut shown: Vec<&PolicyReport> = status
+        .policies
+        .iter()
+        .filter(|policy| all || policy.state != "Programmed")
+        .collect();
+    if shown.is_empty() {
+        return match status.policies.len() {
+            0 => "policies: none selects a consumer here\n".to_owned(),
+            1 => "policies: the only one is programmed\n".to_owned(),
+            many => format!("policies: all {many} are programmed\n"),
+        };
+    }
+    shown.sort_by_cached_key(|policy| {
+        (
+            rank(policy),
+            since(policy),
+            policy.namespace.clone(),
+            policy.name.clone(),
+        )
+    });
+    let now = &status.agent.now;
+    let rows = shown.iter().map(|policy| policy_row(policy, now)).collect();
+    let mut text = some_rows(
+        rows,
+        &[
+            "POLICY",
+            "GENERATION",
+            "STATE",
+            "REASON",
+            "FOR",
+            "PROGRAMMED",
+            "MESSAGE",
+        ],
+        all,
+    );
+    if let Some(worst) = shown.first().filter(|policy| policy.state != "Programmed") {
+        text.push_str(&format!(
+            "what is missing: holdfast why {}/{}\n",
+            worst.namespace, worst.name
         ));
     }
-    if !status.attachments.is_empty() {
-        let rows = status
-            .attachments
-            .iter()
-            .map(|attachment| {
-                vec![
-                    format!("{}/{}", attachment.namespace, attachment.name),
-                    attachment.interface.clone(),
-                    or_dash(attachment.ifindex),
-                    yes(attachment.ready),
-                    or_dash(attachment.reason),
-                    yes(attachment.attached),
-                    yes(attachment.open),
-                ]
-            })
-            .collect();
-        text.push('\n');
-        text.push_str(&output::table(
+    text
+}
+
+/// Attachments that are not ready, or not attached.
+fn attachments(status: &Status, all: bool) -> String {
+    let rows: Vec<Vec<String>> = status
+        .attachments
+        .iter()
+        .filter(|attachment| all || !attachment.ready || !attachment.attached)
+        .map(|attachment| {
+            vec![
+                format!("{}/{}", attachment.namespace, attachment.name),
+                attachment.interface.clone(),
+                or_dash(attachment.ifindex),
+                yes(attachment.ready),
+                or_dash(attachment.reason),
+                yes(attachment.attached),
+                yes(attachment.open),
+            ]
+        })
+        .collect();
+    match (rows.len(), status.attachments.len()) {
+        (0, 0) => "attachments: none\n".to_owned(),
+        (0, all) => format!("attachments: {all}, all ready and attached\n"),
+        _ => some_rows(
+            rows,
             &[
                 "ATTACHMENT",
                 "INTERFACE",
@@ -161,14 +240,9 @@ fn node(status: &Status) -> String {
                 "ATTACHED",
                 "OPEN",
             ],
-            rows,
-        ));
+            all,
+        ),
     }
-    for problem in &status.source.problems {
-        text.push_str(&format!("\n{problem}\n"));
-        text.push_str(problem.excerpt.as_deref().unwrap_or_default());
-    }
-    text
 }
 
 /// The last comparison with the kernel, in a line.
@@ -204,7 +278,7 @@ fn policy_row(policy: &PolicyReport, now: &str) -> Vec<String> {
     vec![
         format!("{}/{}", policy.namespace, policy.name),
         generation(policy),
-        policy.state.clone(),
+        paint(state_style(&policy.state), &policy.state),
         or_dash(policy.reason.as_deref()),
         age(policy.held_since.as_ref().unwrap_or(&policy.since), now),
         format!("{}/{}", policy.intents.programmed, policy.intents.desired),
@@ -225,7 +299,8 @@ fn yes(value: bool) -> String {
 }
 
 /// One policy, with its intents.
-fn policy(detail: &PolicyDetail) -> String {
+#[must_use]
+pub fn policy(detail: &PolicyDetail) -> String {
     let rows = detail
         .intents
         .iter()
@@ -234,7 +309,7 @@ fn policy(detail: &PolicyDetail) -> String {
                 intent.consumer.clone(),
                 intent.interface.clone(),
                 or_dash(intent.ifindex),
-                intent.state.clone(),
+                paint(state_style(&intent.state), &intent.state),
                 or_dash(intent.reason.as_deref()),
                 intent.since.clone(),
                 intent.message.clone().unwrap_or_default(),

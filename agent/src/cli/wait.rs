@@ -10,8 +10,7 @@ use super::output::{self, Format, FormatArgs};
 use super::{Answer, status};
 use crate::api::validate;
 use crate::config::Directories;
-use crate::report::PolicyReport;
-use crate::serve::wire::{Goal, Waited};
+use crate::serve::wire::{Goal, Intent, Waited};
 
 /// Flags of `holdfast wait`.
 #[derive(clap::Args, Clone, Debug)]
@@ -22,11 +21,15 @@ An agent that is not running yet is waited for, too.
 Examples:
   holdfast wait shop/dns
   holdfast wait shop/dns --for held --timeout 5s
-  holdfast wait shop/dns --generation 8 --timeout 2m")]
+  holdfast wait shop/dns --generation 8 --timeout 2m
+  holdfast wait shop/dns --attachment shop/web-0")]
 pub struct Args {
     /// The policy
     #[arg(value_name = "NAMESPACE/NAME", value_parser = policy_name)]
     pub policy: ObjectName,
+    /// Only this consumer of it
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = attachment_name)]
+    pub attachment: Option<ObjectName>,
     /// What to wait for
     #[arg(long = "for", value_enum, default_value = "programmed", value_name = "STATE")]
     pub goal: Goal,
@@ -41,9 +44,20 @@ pub struct Args {
     pub format: FormatArgs,
 }
 
-/// `namespace/name`.
+/// `namespace/name` of a policy.
 pub(super) fn policy_name(text: &str) -> Result<ObjectName, String> {
-    let (namespace, name) = text.split_once('/').ok_or("a policy is named namespace/name")?;
+    object_name(text, "a policy")
+}
+
+/// `namespace/name` of an attachment.
+pub(super) fn attachment_name(text: &str) -> Result<ObjectName, String> {
+    object_name(text, "an attachment")
+}
+
+fn object_name(text: &str, what: &str) -> Result<ObjectName, String> {
+    let (namespace, name) = text
+        .split_once('/')
+        .ok_or_else(|| format!("{what} is named namespace/name"))?;
     let name = ObjectName {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -71,7 +85,7 @@ pub(super) fn run(directories: &Directories, args: &Args) -> Answer {
         Format::Json => {
             output::json(&waited);
         }
-        Format::Table => output::print(&sentence(args, waited.policy.as_ref())),
+        Format::Table => output::print(&sentence(args, &waited)),
     }
     if waited.met { Answer::Yes } else { Answer::No }
 }
@@ -91,6 +105,9 @@ async fn ask(client: &Client, args: &Args) -> Result<Waited, ClientError> {
             args.goal.state().to_lowercase(),
             left.as_millis()
         );
+        if let Some(attachment) = &args.attachment {
+            path.push_str(&format!("&attachment={attachment}"));
+        }
         if let Some(generation) = args.generation {
             path.push_str(&format!("&generation={generation}"));
         }
@@ -110,9 +127,24 @@ fn is_restart(error: &ClientError) -> bool {
     }
 }
 
-fn sentence(args: &Args, policy: Option<&PolicyReport>) -> String {
-    match policy {
-        Some(policy) => format!("{}\n", status::in_a_line(policy)),
-        None => format!("{}: selects no consumer on this node\n", args.policy),
+fn sentence(args: &Args, waited: &Waited) -> String {
+    match (&waited.policy, &args.attachment, &waited.intent) {
+        (Some(_), Some(_), Some(intent)) => format!("{}: {}\n", args.policy, intent_in_a_line(intent)),
+        (Some(_), Some(attachment), None) => {
+            format!("{}: does not select {attachment} on this node\n", args.policy)
+        }
+        (Some(policy), None, _) => format!("{}\n", status::in_a_line(policy)),
+        (None, ..) => format!("{}: selects no consumer on this node\n", args.policy),
     }
+}
+
+fn intent_in_a_line(intent: &Intent) -> String {
+    let reason = match &intent.reason {
+        Some(reason) => format!(" ({reason})"),
+        None => String::new(),
+    };
+    format!(
+        "{} is {}{reason} since {}",
+        intent.consumer, intent.state, intent.since
+    )
 }

@@ -26,6 +26,8 @@ pub(super) struct Auditor<'a> {
     /// The kernel's id of the program that every link must lead to.
     pub(super) program: u32,
     pub(super) known: &'a Mutex<Known>,
+    /// What nobody knows of and is there is known from then on, so that operations can delete it.
+    pub(super) learns: bool,
 }
 
 /// Something could not be looked at, which is no news.
@@ -267,7 +269,7 @@ impl Auditor<'_> {
 
     // --- what nobody believes in ---------------------------------------------------------------------------
 
-    /// What is there and was written by no operation: from now on it is known, so that operations can delete it.
+    /// What is there and was written by no operation.
     fn nothing(&self, links: &BTreeSet<Ifindex>, found: &mut Vec<Difference>) -> Result<(), Unreadable> {
         let strays = self.links.strays(links, self.program);
         let strays = strays.map_err(|error| Unreadable(error.to_string()))?;
@@ -299,7 +301,9 @@ impl Auditor<'_> {
                 if let Some(value) = map.lookup(key)?
                     && let Some(Stray { difference, learn }) = stray(&known, key, &value)
                 {
-                    learn(&mut known);
+                    if self.learns {
+                        learn(&mut known);
+                    }
                     found.push(difference);
                 }
             }
@@ -319,7 +323,9 @@ impl Auditor<'_> {
             let there = self.maps.prefixes.lookup_longest(&key);
             let there = there.map_err(unreadable(pin::PREFIXES))?;
             if let Some(entry) = there.and_then(|value| convert::prefix_entry_of(&key, &value)) {
-                known.add_prefix(&key);
+                if self.learns {
+                    known.add_prefix(&key);
+                }
                 found.push(Difference::Entry {
                     ifindex: convert::interface_of(&key),
                     key: route,

@@ -548,6 +548,10 @@ impl Datapath for Chaos {
             .collect()
     }
 
+    fn look(&self, beliefs: &[Belief]) -> Audited {
+        self.inside.look(beliefs)
+    }
+
     fn audit(&self, beliefs: &[Belief]) -> Audited {
         if self.is_broken(Broken::BlindAudit) {
             return Audited::default();

@@ -817,6 +817,10 @@ impl Datapath for Fake {
             .collect()
     }
 
+    fn look(&self, beliefs: &[Belief]) -> Audited {
+        self.audit(beliefs)
+    }
+
     fn audit(&self, beliefs: &[Belief]) -> Audited {
         let state = self.state();
         let foreign = state

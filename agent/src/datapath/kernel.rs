@@ -231,6 +231,17 @@ impl Kernel {
         }
     }
 
+    const fn auditor(&self, learns: bool) -> Auditor<'_> {
+        Auditor {
+            links: &self.links,
+            maps: &self.maps,
+            registry: &self.registry,
+            program: self.program.info.id,
+            known: &self.known,
+            learns,
+        }
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         // What is known is right after every single element.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
@@ -357,14 +368,11 @@ impl Datapath for Kernel {
     }
 
     fn audit(&self, beliefs: &[Belief]) -> Audited {
-        let auditor = Auditor {
-            links: &self.links,
-            maps: &self.maps,
-            registry: &self.registry,
-            program: self.program.info.id,
-            known: &self.known,
-        };
-        auditor.audit(beliefs)
+        self.auditor(true).audit(beliefs)
+    }
+
+    fn look(&self, beliefs: &[Belief]) -> Audited {
+        self.auditor(false).audit(beliefs)
     }
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {

@@ -159,7 +159,7 @@ fn is_usable(pins: &Pins, layout: &Layout) -> Result<bool, DatapathError> {
 }
 
 impl Maps {
-    fn open(
+    pub(super) fn open(
         layouts: &[Layout],
         open: impl Fn(&Layout) -> Result<(OwnedFd, MapInfo), DatapathError>,
     ) -> Result<Self, DatapathError> {

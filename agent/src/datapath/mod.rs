@@ -11,6 +11,7 @@ pub mod fake;
 pub mod filter;
 mod gap;
 mod kernel;
+pub mod left;
 mod maps;
 pub mod object;
 pub mod pins;
@@ -50,6 +51,10 @@ pub trait Datapath: Send + Sync + 'static {
 
     /// Compares what is believed of the kernel with what is there. Changes nothing.
     fn audit(&self, beliefs: &[Belief]) -> Audited;
+
+    /// The same for whoever only wants to see: also what nobody believes in stays unknown to later operations, so that
+    /// the next audit finds it.
+    fn look(&self, beliefs: &[Belief]) -> Audited;
 
     /// What earlier lives left in the pins.
     ///

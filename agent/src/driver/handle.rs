@@ -1,5 +1,7 @@
 //! How everybody else asks the driver.
 
+use holdfast_engine::compare::{NoSuchPolicy, Page, Scope};
+use holdfast_engine::explain::{Asked, Explained, Unexplained};
 use holdfast_engine::model::{Boot, Ifindex, Now, ObjectName, Token};
 use holdfast_engine::view::{AttachmentView, IntentView, PolicyView, Settled, Summary};
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,14 @@ pub enum Command {
     Snapshot(oneshot::Sender<Snapshot>),
     /// One policy.
     Policy(ObjectName, oneshot::Sender<Option<PolicyStatus>>),
+    /// Why a policy is as it is.
+    Explain(
+        ObjectName,
+        Asked,
+        oneshot::Sender<Result<Box<Explained>, Unexplained>>,
+    ),
+    /// What is wanted of the kernel beside what is believed of it.
+    Compare(Scope, oneshot::Sender<Result<Page, NoSuchPolicy>>),
     /// Totals and the policies in trouble, for the metrics (all policies if `true`).
     Metrics(bool, oneshot::Sender<MetricsSnapshot>),
 }
@@ -213,6 +223,26 @@ impl Handle {
     /// [`Gone`].
     pub async fn policy(&self, name: ObjectName) -> Result<Option<PolicyStatus>, Gone> {
         self.ask(|reply| Command::Policy(name, reply)).await
+    }
+
+    /// Why a policy is as it is.
+    ///
+    /// # Errors
+    /// [`Gone`]; inside, that there is nothing to explain.
+    pub async fn explain(
+        &self,
+        policy: ObjectName,
+        asked: Asked,
+    ) -> Result<Result<Box<Explained>, Unexplained>, Gone> {
+        self.ask(|reply| Command::Explain(policy, asked, reply)).await
+    }
+
+    /// A page of what is wanted of the kernel beside what is believed of it.
+    ///
+    /// # Errors
+    /// [`Gone`]; inside, that there is no such policy.
+    pub async fn compare(&self, scope: Scope) -> Result<Result<Page, NoSuchPolicy>, Gone> {
+        self.ask(|reply| Command::Compare(scope, reply)).await
     }
 
     /// What a scrape needs; all policies if `all`, else those in trouble.

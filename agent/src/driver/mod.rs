@@ -418,6 +418,13 @@ impl Driver {
                 });
                 let _ = reply.send(found);
             }
+            Command::Explain(name, asked, reply) => {
+                let explained = self.engine.view().explain(&name, &asked);
+                let _ = reply.send(explained.map(Box::new));
+            }
+            Command::Compare(scope, reply) => {
+                let _ = reply.send(self.engine.view().compare(&scope));
+            }
             Command::Metrics(all, reply) => {
                 let _ = reply.send(self.metrics(all, now));
             }

@@ -39,19 +39,7 @@ const fn lane_name(lane: Lane) -> &'static str {
 /// What is missing for readiness; empty = ready. A held intent does not make the agent unready.
 #[must_use]
 pub fn missing(summary: &Summary) -> Vec<String> {
-    let mut missing: Vec<String> = summary
-        .waiting_for
-        .iter()
-        .map(|barrier| {
-            match barrier {
-                Barrier::Adoption => "the read-back of the pins",
-                Barrier::Objects => "a complete set of objects from the source",
-                Barrier::Links => "a complete list of the network devices",
-                Barrier::Registry => "the identity of every interface in use",
-            }
-            .to_owned()
-        })
-        .collect();
+    let mut missing = waiting(&summary.waiting_for);
     if !summary.first_pass_done {
         missing.push("the first pass over all intents".to_owned());
     }
@@ -65,6 +53,21 @@ pub async fn not_ready(sources: &Sources) -> Vec<String> {
         Ok(Err(gone)) => vec![gone.to_string()],
         Err(_) => vec![format!("an answer of the engine's loop within {PATIENCE:?}")],
     }
+}
+
+/// What a start still waits for, in words.
+#[must_use]
+pub fn waiting(barriers: &[Barrier]) -> Vec<String> {
+    let word = |barrier: &Barrier| {
+        match barrier {
+            Barrier::Adoption => "the read-back of the pins",
+            Barrier::Objects => "a complete set of objects from the source",
+            Barrier::Links => "a complete list of the network devices",
+            Barrier::Registry => "the identity of every interface in use",
+        }
+        .to_owned()
+    };
+    barriers.iter().map(word).collect()
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! What others may ask of a running agent: metrics and health by HTTP, everything else on the local socket.
 
+pub mod diff;
 pub mod health;
 pub mod http;
+pub mod look;
 pub mod metrics;
 pub mod socket;
 #[cfg(test)]
 mod tests;
+pub mod why;
 pub mod wire;
 
 use std::sync::Arc;
@@ -35,6 +38,8 @@ pub struct Sources {
     pub lanes: LanesHealth,
     /// Numbers of the kernel side.
     pub stats: Arc<dyn Fn() -> datapath::Stats + Send + Sync>,
+    /// Looks at the kernel.
+    pub looker: look::Looker,
     /// Changes with every report.
     pub reports: watch::Receiver<Arc<Snapshot>>,
     /// Both clocks.

@@ -13,15 +13,20 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use holdfast_engine::compare::{NoSuchPolicy, Page, Scope};
+use holdfast_engine::explain::Asked;
 use holdfast_engine::model::{ObjectName, Token};
 use holdfast_engine::view::Settled;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
-use super::wire::{Poke, Poked, PolicyDetail, Problem, Status, Wait, Waited};
+use super::diff::{self, Diff};
+use super::look::Seen;
+use super::why::{self, Why};
+use super::wire::{AskDiff, AskWhy, Poke, Poked, PolicyDetail, Problem, Status, Wait, Waited};
 use super::{PATIENCE, Sources, VERSION};
 use crate::driver::Gone;
-use crate::report::PolicyReport;
+use crate::report::rfc3339;
 
 /// Name of the socket in the run directory.
 pub const NAME: &str = "holdfast.sock";
@@ -103,6 +108,8 @@ fn router(sources: Sources) -> Router {
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/policies/{namespace}/{name}", get(policy))
+        .route("/v1/why", get(why))
+        .route("/v1/diff", get(diff))
         .route("/v1/poke", post(poke))
         .route("/v1/wait", get(wait))
         .fallback(async || refused(StatusCode::NOT_FOUND, "this agent has no such path"))
@@ -159,6 +166,116 @@ async fn policy(
     }
 }
 
+/// So many consumers are looked at unless all are wanted.
+const WORST: usize = 20;
+/// So often is looked while the engine goes on.
+const LOOKS: usize = 4;
+/// How long a look may take: the kernel's own slowness is an answer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+
+async fn why(
+    State(sources): State<Sources>,
+    query: Result<Query<AskWhy>, QueryRejection>,
+) -> Result<Json<Why>, Response> {
+    let Query(ask) = query.map_err(|wrong| refused(StatusCode::BAD_REQUEST, wrong.body_text()))?;
+    let policy = object_name("policy", &ask.policy).map_err(wrong)?;
+    let asked = match &ask.consumer {
+        Some(consumer) => Asked::One(object_name("consumer", consumer).map_err(wrong)?),
+        None if ask.all => Asked::Worst(usize::MAX),
+        None => Asked::Worst(WORST),
+    };
+    let explain = async || {
+        let explained = in_time(sources.driver.explain(policy.clone(), asked.clone())).await?;
+        explained.map_err(|error| refused(StatusCode::NOT_FOUND, error))
+    };
+    let mut explained = explain().await?;
+    let mut seen = Seen::nothing("the agent is changing what is to be looked at");
+    for _ in 0..LOOKS {
+        let looked = sources
+            .looker
+            .look(why::question(&explained), LOOK_PATIENCE)
+            .await;
+        let after = explain().await?;
+        let steady = why::is_steady(&explained, &after);
+        explained = after;
+        // What differs because the agent was changing it is no difference.
+        if steady || looked.audited.differences.is_empty() {
+            seen = looked;
+            break;
+        }
+    }
+    let now = sources.clock.now();
+    sources.stamps.observe(now);
+    let every = ask.all || ask.consumer.is_some();
+    Ok(Json(Why::new(
+        &explained,
+        &seen,
+        &sources.stamps,
+        now.wall_ms,
+        every,
+    )))
+}
+
+async fn diff(
+    State(sources): State<Sources>,
+    query: Result<Query<AskDiff>, QueryRejection>,
+) -> Result<Json<Diff>, Response> {
+    let Query(ask) = query.map_err(|wrong| refused(StatusCode::BAD_REQUEST, wrong.body_text()))?;
+    let policy = ask.policy.as_deref().map(|policy| object_name("policy", policy));
+    let mut scope = match policy.transpose().map_err(wrong)? {
+        Some(policy) => Scope::Policy(policy),
+        None => Scope::Interfaces(0),
+    };
+    let now = sources.clock.now();
+    let mut answer = Diff::new(rfc3339(now.wall_ms));
+    loop {
+        let next = compare(&sources, &scope, &mut answer, ask.all).await?;
+        match next {
+            Some(next) => scope = next,
+            None => return Ok(Json(answer)),
+        }
+    }
+}
+
+/// Compares one page.
+async fn compare(
+    sources: &Sources,
+    scope: &Scope,
+    answer: &mut Diff,
+    all: bool,
+) -> Result<Option<Scope>, Response> {
+    let page = async || -> Result<Page, Response> {
+        let page = in_time(sources.driver.compare(scope.clone())).await?;
+        page.map_err(|NoSuchPolicy| refused(StatusCode::NOT_FOUND, "no such policy is known on this node"))
+    };
+    let mut before = page().await?;
+    for look in 1.. {
+        let seen = sources.looker.look(diff::question(&before), LOOK_PATIENCE).await;
+        let after = page().await?;
+        if look == LOOKS || diff::is_steady(&before, &after, &seen) {
+            answer.add(&before, &after, &seen, all);
+            return Ok(after.next);
+        }
+        before = after;
+    }
+    Ok(None)
+}
+
+/// The name of an object in a question, or what is wrong with it.
+fn object_name(what: &str, text: &str) -> Result<ObjectName, String> {
+    let (namespace, name) = text
+        .split_once('/')
+        .ok_or_else(|| format!("{what}: namespace/name"))?;
+    Ok(ObjectName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    })
+}
+
+fn wrong(error: String) -> Response {
+    refused(StatusCode::BAD_REQUEST, error)
+}
+
 async fn poke(
     State(sources): State<Sources>,
     body: Result<Json<Poke>, JsonRejection>,
@@ -202,13 +319,12 @@ async fn wait(
     query: Result<Query<Wait>, QueryRejection>,
 ) -> Result<Json<Waited>, Response> {
     let Query(wait) = query.map_err(|wrong| refused(StatusCode::BAD_REQUEST, wrong.body_text()))?;
-    let Some((namespace, name)) = wait.policy.split_once('/') else {
-        return Err(refused(StatusCode::BAD_REQUEST, "policy: namespace/name"));
-    };
-    let name = ObjectName {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    };
+    let name = object_name("policy", &wait.policy).map_err(wrong)?;
+    let attachment = wait
+        .attachment
+        .as_deref()
+        .map(|name| object_name("attachment", name));
+    let attachment = attachment.transpose().map_err(wrong)?;
     let deadline = tokio::time::Instant::now() + Duration::from_millis(wait.timeout_ms).min(LONGEST_WAIT);
     let mut reports = sources.reports.clone();
     loop {
@@ -216,17 +332,14 @@ async fn wait(
         reports.mark_unchanged();
         let found = in_time(sources.driver.policy(name.clone())).await?;
         sources.stamps.observe(sources.clock.now());
-        let policy = found.map(|found| PolicyReport::new(&found.policy, &sources.stamps));
-        let met = policy
-            .as_ref()
-            .is_some_and(|policy| wait.goal.is_met(policy, wait.generation));
-        if met {
-            return Ok(Json(Waited { met, policy }));
+        let waited = Waited::new(found.as_ref(), attachment.as_ref(), &wait, &sources.stamps);
+        if waited.met {
+            return Ok(Json(waited));
         }
         match tokio::time::timeout_at(deadline, reports.changed()).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(Gone.into_response()),
-            Err(_) => return Ok(Json(Waited { met, policy })),
+            Err(_) => return Ok(Json(waited)),
         }
     }
 }

@@ -8,13 +8,19 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use holdfast_engine::model::{Boot, HoldReason, Now, ObjectName, State, Token, Uid};
+use holdfast_engine::belief::Audited;
+use holdfast_engine::belief::Belief;
+use holdfast_engine::compare::Page;
+use holdfast_engine::explain::{Asked, Explained, SetFacts, Unexplained};
+use holdfast_engine::model::{HoldReason, Ifindex, Link, Now, ObjectName, RegistryRead, State, Token, Uid};
 use holdfast_engine::view::{Barrier, Counts, PolicyView, Settled};
 use hyper::StatusCode;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 
+use super::look::{Look, Looker};
 use super::socket::{self, Socket, SocketError};
+use super::why::{Told, Why};
 use super::wire::{Goal, Poke, Poked, PolicyDetail, Status, Waited};
 use super::{Sources, http};
 use crate::cli::client::{Client, ClientError};
@@ -57,6 +63,50 @@ struct Known {
     pokes: Vec<(u32, Option<Token>)>,
 }
 
+impl Known {
+    fn explain(&self, name: &ObjectName, asked: &Asked) -> Result<Box<Explained>, Unexplained> {
+        match (&self.policy, asked) {
+            (Some(policy), Asked::Worst(_)) => Ok(Box::new(Explained {
+                policy: policy.clone(),
+                waiting_for: Vec::new(),
+                set: SetFacts {
+                    selected: 0,
+                    ready: 0,
+                    producers: Vec::new(),
+                    current: false,
+                    serving: None,
+                    since_ms: None,
+                    beliefs: Vec::new(),
+                },
+                consumers: Vec::new(),
+                left_off: 0,
+            })),
+            (Some(_), Asked::One(consumer)) => Err(Unexplained::NoConsumer(consumer.clone())),
+            (None, _) => Err(Unexplained::NoPolicy {
+                policy: name.clone(),
+                known: false,
+            }),
+        }
+    }
+}
+
+/// A kernel in which there is nothing.
+struct Nothing;
+
+impl Look for Nothing {
+    fn audit(&self, _: &[Belief]) -> Audited {
+        Audited::default()
+    }
+
+    fn device(&self, _: &str) -> std::io::Result<Option<Link>> {
+        Ok(None)
+    }
+
+    fn identity(&self, _: Ifindex) -> RegistryRead {
+        RegistryRead::Absent
+    }
+}
+
 struct Rig {
     known: Arc<Mutex<Known>>,
     reports: watch::Sender<Arc<Snapshot>>,
@@ -74,6 +124,7 @@ impl Rig {
             driver: Handle::new(commands),
             lanes: LanesHealth::default(),
             stats: Arc::new(Stats::default),
+            looker: Looker::new(Nothing),
             reports: report,
             clock: Arc::new(System),
             stamps: Stamps::default(),
@@ -111,6 +162,12 @@ async fn drive(mut commands: mpsc::Receiver<Command>, known: Arc<Mutex<Known>>) 
             }
             Command::Snapshot(reply) => {
                 let _ = reply.send(known.snapshot.clone());
+            }
+            Command::Explain(name, asked, reply) => {
+                let _ = reply.send(known.explain(&name, &asked));
+            }
+            Command::Compare(_, reply) => {
+                let _ = reply.send(Ok(Page::default()));
             }
             Command::Metrics(_, reply) => {
                 let _ = reply.send(known.metrics.clone());
@@ -259,10 +316,21 @@ async fn a_question_has_its_answer_or_its_reason() {
             StatusCode::BAD_REQUEST,
         ),
         (
+            "/v1/wait?policy=shop/dns&attachment=web&for=held&timeoutMs=0",
+            StatusCode::BAD_REQUEST,
+        ),
+        (
             "/v1/wait?policy=shop/dns&for=served&timeoutMs=0",
             StatusCode::BAD_REQUEST,
         ),
         ("/v1/wait?policy=shop/dns", StatusCode::BAD_REQUEST),
+        ("/v1/why?policy=shop/dns&consumer=shop/c9", StatusCode::NOT_FOUND),
+        ("/v1/why?policy=dns", StatusCode::BAD_REQUEST),
+        ("/v1/why?policy=shop/dns&consumer=c9", StatusCode::BAD_REQUEST),
+        ("/v1/why", StatusCode::BAD_REQUEST),
+        ("/v1/diff?policy=dns", StatusCode::BAD_REQUEST),
+        ("/v1/diff?some=true", StatusCode::BAD_REQUEST),
+        ("/status", StatusCode::NOT_FOUND),
     ] {
         let error = client.get::<Waited>(path, PATIENCE).await.unwrap_err();
         assert_eq!(refused(error).0, status, "{path}");
@@ -270,6 +338,20 @@ async fn a_question_has_its_answer_or_its_reason() {
     rig.driver.abort();
     let error = client.get::<Status>("/v1/status", PATIENCE).await.unwrap_err();
     assert_eq!(refused(error).0, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// A policy that was refused before anybody could know whom it is about.
+#[tokio::test]
+async fn a_policy_that_failed_without_a_consumer_is_a_no() {
+    let rig = Rig::new();
+    let (_socket, client) = rig.serve();
+    rig.policy_is(policy(
+        State::Failed(holdfast_engine::model::FailReason::Invalid),
+        3,
+    ));
+    let why: Why = client.get("/v1/why?policy=shop/dns", PATIENCE).await.unwrap();
+    assert_eq!((why.answer, why.looked_at, why.left_off), (Told::No, 0, 0));
+    assert!(why.consumers.is_empty());
 }
 
 #[tokio::test]
@@ -320,7 +402,8 @@ async fn a_wait_ends_with_the_state_the_generation_or_the_time() {
         wait("for=programmed&timeoutMs=0").await.unwrap(),
         Waited {
             met: false,
-            policy: None
+            policy: None,
+            intent: None
         }
     );
     let waiting = wait("for=programmed&generation=4&timeoutMs=4000");
@@ -341,12 +424,6 @@ async fn a_wait_ends_with_the_state_the_generation_or_the_time() {
 
 #[test]
 fn a_goal_is_a_state_at_a_generation() {
-    let stamps = Stamps::default();
-    stamps.observe(Now {
-        boot: Boot(0),
-        wall_ms: 0,
-    });
-    let report = crate::report::PolicyReport::new(&policy(State::Programmed, 4), &stamps);
     for (goal, generation, met) in [
         (Goal::Programmed, None, true),
         (Goal::Programmed, Some(4), true),
@@ -354,7 +431,11 @@ fn a_goal_is_a_state_at_a_generation() {
         (Goal::Programmed, Some(5), false),
         (Goal::Held, None, false),
     ] {
-        assert_eq!(goal.is_met(&report, generation), met, "{goal:?} {generation:?}");
+        assert_eq!(
+            goal.is_met("Programmed", 4, generation),
+            met,
+            "{goal:?} {generation:?}"
+        );
     }
 }
 

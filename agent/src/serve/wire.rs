@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_engine::model::{FailReason, HoldReason, Now};
+use holdfast_engine::model::{FailReason, HoldReason, Now, ObjectName};
 use holdfast_engine::view::{AttachmentView, IntentView, Settled, Summary};
 use serde::{Deserialize, Serialize};
 
@@ -186,12 +186,41 @@ pub struct Poked {
     pub settled: Settled,
 }
 
+/// Query of `GET /v1/why`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AskWhy {
+    /// `namespace/name`.
+    pub policy: String,
+    /// Only this consumer, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    /// Every consumer, also those that are programmed.
+    #[serde(default)]
+    pub all: bool,
+}
+
+/// Query of `GET /v1/diff`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AskDiff {
+    /// Only this policy, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Also what does not differ.
+    #[serde(default)]
+    pub all: bool,
+}
+
 /// Query of `GET /v1/wait`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Wait {
     /// `namespace/name`.
     pub policy: String,
+    /// Only this consumer of it, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachment: Option<String>,
     /// What is waited for.
     #[serde(rename = "for")]
     pub goal: Goal,
@@ -228,10 +257,10 @@ impl Goal {
         }
     }
 
-    /// Whether `policy` is there.
+    /// Whether a policy, or one consumer of it, is in this `state` at this generation.
     #[must_use]
-    pub fn is_met(self, policy: &PolicyReport, generation: Option<u64>) -> bool {
-        policy.state == self.state() && generation.is_none_or(|least| policy.generation >= least)
+    pub fn is_met(self, state: &str, generation: u64, least: Option<u64>) -> bool {
+        state == self.state() && least.is_none_or(|least| generation >= least)
     }
 }
 
@@ -243,6 +272,9 @@ pub struct Waited {
     pub met: bool,
     /// The policy as it is now; none if it selects no consumer here.
     pub policy: Option<PolicyReport>,
+    /// The consumer that was waited for, as it is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intent: Option<Intent>,
 }
 
 /// Body of every answer that is not 200.
@@ -339,6 +371,33 @@ impl From<&AttachmentView> for Attachment {
     }
 }
 
+impl Waited {
+    /// How far it is.
+    #[must_use]
+    pub fn new(
+        found: Option<&PolicyStatus>,
+        attachment: Option<&ObjectName>,
+        wait: &Wait,
+        stamps: &Stamps,
+    ) -> Self {
+        let policy = found.map(|found| PolicyReport::new(&found.policy, stamps));
+        let of_consumer = |name: &ObjectName| found?.intents.iter().find(|intent| intent.consumer == *name);
+        let intent = attachment
+            .and_then(of_consumer)
+            .map(|view| Intent::new(view, stamps));
+        let state = match attachment {
+            Some(_) => intent.as_ref().map(|intent| &intent.state),
+            None => policy.as_ref().map(|policy| &policy.state),
+        };
+        let generation = policy.as_ref().map_or(0, |policy| policy.generation);
+        Self {
+            met: state.is_some_and(|state| wait.goal.is_met(state, generation, wait.generation)),
+            policy,
+            intent,
+        }
+    }
+}
+
 impl PolicyDetail {
     /// What is said of a policy and its intents.
     #[must_use]
@@ -355,7 +414,7 @@ impl PolicyDetail {
 }
 
 impl Intent {
-    fn new(view: &IntentView, stamps: &Stamps) -> Self {
+    pub(super) fn new(view: &IntentView, stamps: &Stamps) -> Self {
         let (state, reason) = state_and_reason(view.state);
         Self {
             consumer: view.consumer.to_string(),

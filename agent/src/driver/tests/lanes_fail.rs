@@ -1,5 +1,6 @@
 //! Lanes that answer late, never, or end: everything else goes on.
 
+use std::sync::Weak;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc as std_mpsc;
 
@@ -11,6 +12,7 @@ use super::*;
 use crate::datapath::chaos::Chaos;
 use crate::datapath::{DatapathError, Stats};
 use crate::report::Stamps;
+use crate::serve::look::{self, Looker};
 use crate::serve::{Sources, health};
 
 /// In this time whatever needs no kernel call is done.
@@ -35,6 +37,7 @@ impl Rig {
             driver: self.handle.clone(),
             lanes: self.health.clone(),
             stats: Arc::new(Stats::default),
+            looker: Looker::new(look::Kernel(Weak::<Fake>::new())),
             reports: self.reports.clone(),
             clock: Arc::new(self.clock.clone()),
             stamps: Stamps::default(),
@@ -253,6 +256,10 @@ impl Datapath for Gated {
 
     fn audit(&self, beliefs: &[Belief]) -> Audited {
         self.inside.audit(beliefs)
+    }
+
+    fn look(&self, beliefs: &[Belief]) -> Audited {
+        self.inside.look(beliefs)
     }
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {
