@@ -110,7 +110,7 @@ fn a_policy_goes_from_hold_to_programmed_to_redeployed_to_gone() {
 }
 
 #[test]
-fn rule_27_a_restart_with_everything_right_writes_nothing() {
+fn rule_18_and_rule_27_a_restart_with_everything_right_writes_nothing() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.go_to(Boot(5 * SECOND));
     let before = bench.policy("dns");
