@@ -35,6 +35,7 @@ use crate::serve::socket::{self, SocketError};
 use crate::serve::{self};
 use crate::source::SourceNews;
 use crate::source::dir;
+use crate::telemetry;
 
 /// What an agent is run with.
 #[derive(Clone, Debug)]
@@ -69,6 +70,8 @@ pub struct Settings {
     pub debug: u64,
     /// Largest size of the journal; 0 = none.
     pub journal_bytes: u64,
+    /// Which lines are written.
+    pub log: telemetry::Control,
 }
 
 /// Why an agent cannot start.
@@ -120,6 +123,7 @@ pub struct Running {
     pub metrics_address: Option<SocketAddr>,
     /// Asks the engine's task.
     pub handle: Handle,
+    sources: serve::Sources,
     stop: oneshot::Sender<()>,
     driver: JoinHandle<()>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -129,6 +133,12 @@ pub struct Running {
 }
 
 impl Running {
+    /// What everything that is served is made from.
+    #[must_use]
+    pub const fn sources(&self) -> &serve::Sources {
+        &self.sources
+    }
+
     /// Returns when the engine's task has ended by itself, which only a fault of ours makes it do.
     pub async fn ended(&mut self) {
         // A panic ends the process already (see `fault`); a cancelled task counts as ended.
@@ -259,6 +269,10 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let sources = serve::Sources {
         driver: handle.clone(),
         lanes: health,
+        links: {
+            let asker = monitor.asker.clone();
+            Arc::new(move || asker.ping())
+        },
         stats: {
             // The lanes alone keep it alive: with them it ends.
             let datapath = Arc::downgrade(&datapath);
@@ -277,9 +291,10 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         source: "dir",
         all_policies: settings.all_policies,
         foreign_allowed: settings.allow_foreign_before,
+        log: settings.log.clone(),
     };
     let servers = http::serve(sources.clone(), settings.listen, settings.metrics_listen).await?;
-    let socket = socket::serve(sources, &settings.run_dir)?;
+    let socket = socket::serve(sources.clone(), &settings.run_dir)?;
 
     let mut threads = lane_threads;
     let journal = keep_journal(&settings, &engine, clock.now());
@@ -331,6 +346,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         address: servers.address,
         metrics_address: servers.metrics_address,
         handle,
+        sources,
         stop,
         driver,
         threads,

@@ -18,5 +18,6 @@ pub mod preflight;
 pub mod registry;
 pub mod report;
 pub mod serve;
+pub mod service;
 pub mod source;
 pub mod telemetry;

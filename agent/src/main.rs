@@ -2,9 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use holdfast::cli::{self, Cli};
-
 fn main() -> ExitCode {
-    cli::run(Cli::parse()).into()
+    holdfast::cli::main(std::env::args_os())
 }

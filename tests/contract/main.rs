@@ -3,8 +3,10 @@
 //! `HOLDFAST_BLESS=1` writes the golden files anew; what it changes there is a change of the contract, and is read as
 //! one.
 
+mod config;
 mod journal;
 mod operate;
+mod unit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,9 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
+use config::{
+    a_flag_goes_before_a_variable_before_the_file, a_printed_configuration_is_a_file,
+    every_setting_has_its_variable, what_is_wrong_is_named_with_its_place,
+};
 use holdfast::cli::{self, Cli};
 use holdfast::clock::System;
+use holdfast::config::layers::Refusal;
 use holdfast::datapath::{MapStats, Stats};
 use holdfast::driver::lanes::LanesHealth;
 use holdfast::driver::{self, Handle, Histogram, MetricsSnapshot, PolicyStatus, Snapshot};
@@ -29,6 +36,7 @@ use holdfast::serve::metrics::{FAMILIES, Scrape, Values, render};
 use holdfast::serve::wire::{Goal, PolicyDetail, Status, Wait, Waited};
 use holdfast::serve::{self, Sources, socket};
 use holdfast::source::{SourceProblem, SourceStatus};
+use holdfast::telemetry::Control;
 use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{
     Boot, FailReason, HoldReason, Leg, Mac, Now, ObjectName, Origin, State, Token, Uid,
@@ -39,7 +47,11 @@ use holdfast_engine::view::{
 use holdfast_tests::{Reason, codegen, say, skip};
 use journal::a_long_journal_gives_the_same_decisions;
 use operate::{Sight, compared, diff_answers, explained, why_answers};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
+use unit::{
+    systemd_finds_nothing_wrong_with_the_unit, the_unit_has_the_rights_of_the_lab,
+    the_unit_starts_what_the_command_line_knows,
+};
 
 holdfast_tests::suite!(needs [];
     help_texts,
@@ -57,6 +69,13 @@ holdfast_tests::suite!(needs [];
     report_fields,
     exit_codes,
     a_long_journal_gives_the_same_decisions,
+    a_flag_goes_before_a_variable_before_the_file,
+    a_printed_configuration_is_a_file,
+    what_is_wrong_is_named_with_its_place,
+    every_setting_has_its_variable,
+    the_unit_starts_what_the_command_line_knows,
+    the_unit_has_the_rights_of_the_lab,
+    systemd_finds_nothing_wrong_with_the_unit,
 );
 
 /// Compares with a golden file, or writes it.
@@ -650,6 +669,7 @@ fn exit_codes() -> anyhow::Result<()> {
         "diff",
         "attachment list",
         "uninstall",
+        "agent log",
         "attachment unregister --ifindex 7 --token 00000000000000ff",
         "attachment register --interface hf-nobody",
     ] {
@@ -664,6 +684,7 @@ fn exit_codes() -> anyhow::Result<()> {
         Sources {
             driver: Handle::new(commands),
             lanes: LanesHealth::default(),
+            links: Arc::new(|| oneshot::channel().1),
             stats: Arc::new(Stats::default),
             looker: Looker::new(Sight),
             reports,
@@ -673,6 +694,7 @@ fn exit_codes() -> anyhow::Result<()> {
             source: "dir",
             all_policies: false,
             foreign_allowed: false,
+            log: Control::detached("info"),
         },
         dir.path(),
     )?;
@@ -698,6 +720,9 @@ fn exit_codes() -> anyhow::Result<()> {
         "why shop/nobody",
         "diff",
         "diff shop/dns",
+        "agent log",
+        "agent log debug -o json",
+        "agent log --reset",
     ] {
         writeln!(text, "{} {command}", code(dir.path(), command)?)?;
     }
@@ -720,6 +745,9 @@ fn exit_codes() -> anyhow::Result<()> {
         "agent --attach xdp",
         "agent --delivery peer",
         "agent --source kube",
+        "agent log holdfast=loud",
+        "agent log debug --reset",
+        "agent --node edge-1 log",
     ] {
         writeln!(text, "{} {command}", code(dir.path(), command)?)?;
     }
@@ -732,13 +760,15 @@ fn code(dir: &Path, command: &str) -> anyhow::Result<i32> {
     let mut arguments: Vec<PathBuf> = vec!["holdfast".into()];
     arguments.extend(command.split_whitespace().map(PathBuf::from));
     arguments.extend(["bpffs", "state", "run"].into_iter().flat_map(directory));
-    Ok(match Cli::try_parse_from(arguments) {
-        Ok(cli) => match cli::run(cli) {
+    arguments.extend(["--config".into(), "/dev/null".into()]);
+    Ok(match cli::read(arguments) {
+        Ok(invocation) => match cli::run(invocation) {
             cli::Answer::Yes => 0,
             cli::Answer::No => 1,
             cli::Answer::Unknown => 2,
         },
-        Err(error) => error.exit_code(),
+        Err(Refusal::Words(error)) => error.exit_code(),
+        Err(refusal) => bail!("{refusal}"),
     })
 }
 

@@ -24,6 +24,7 @@ pub mod sysctl;
 pub mod tc;
 pub mod told;
 pub mod traffic;
+pub mod unit;
 mod until;
 pub mod workload;
 

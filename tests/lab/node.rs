@@ -179,6 +179,33 @@ impl Node {
         Ok(())
     }
 
+    /// Starts the agent by these words, as a service manager does that says everything else by variables; does not wait.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch_service(&mut self, words: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        ensure!(self.agent.is_none(), "the agent of this node runs already");
+        let mut command = Command::new(agent_binary()?);
+        command
+            .env_clear()
+            .args(words)
+            .env("HOLDFAST_CONFIG", "/dev/null")
+            .env("HOLDFAST_SOURCE", format!("dir:{ROOT}/objects"))
+            .env("HOLDFAST_NODE", NODE)
+            .env("HOLDFAST_LISTEN", format!("127.0.0.1:{PORT}"));
+        for (variable, below) in [
+            ("HOLDFAST_BPFFS_DIR", BPFFS),
+            ("HOLDFAST_STATE_DIR", "state"),
+            ("HOLDFAST_RUN_DIR", RUN),
+        ] {
+            command.env(variable, Path::new(ROOT).join(below));
+        }
+        command.envs(environment.iter().copied());
+        confine(&mut command, &self.space, Some(SHIPPED));
+        self.agent = Some(Running::start(command, &self.log)?);
+        Ok(())
+    }
+
     /// The agent's command line, with exactly the rights that it is shipped with.
     ///
     /// # Errors
@@ -221,7 +248,7 @@ impl Node {
 
     fn command(&self, subcommand: &str) -> anyhow::Result<Command> {
         let mut command = Command::new(agent_binary()?);
-        command.env_clear().arg(subcommand);
+        command.env_clear().args(["--config", "/dev/null"]);
         for (flag, below) in [
             ("--bpffs-dir", BPFFS),
             ("--state-dir", "state"),
@@ -229,6 +256,7 @@ impl Node {
         ] {
             command.arg(flag).arg(Path::new(ROOT).join(below));
         }
+        command.arg(subcommand);
         Ok(command)
     }
 

@@ -35,14 +35,16 @@ pub(crate) const LLVM_PACKAGES: [&str; 5] = [
 ];
 /// A compiler with the sources of its library. In Debian 12 from bookworm-security.
 const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
-/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer.
-const TEST_PACKAGES: [&str; 6] = [
+/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer, and of systemd the
+/// judge of units is called.
+const TEST_PACKAGES: [&str; 7] = [
     "bind9-dnsutils",
     "dnsmasq-base",
     "g++",
     "iproute2",
     "nftables",
     "procps",
+    "systemd",
 ];
 /// What `.ci/run` and `cargo xtask test` call.
 const COMPONENTS: [&str; 2] = ["rustfmt", "clippy"];

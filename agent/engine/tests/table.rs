@@ -1976,24 +1976,30 @@ fn f29_200_held_for_an_hour_cost_one_line_each_and_a_summary_a_minute() {
     bench.give(objects(all));
     bench.run();
     for second in 0..3600_u32 {
-        for event in 0..10 {
+        for event in 0..100 {
             bench.give(Event::Link(Link {
                 mtu: 1000 + second % 400 + event,
-                ..veth(9_000, "unknown", 1)
+                ..veth(9_000 + event % 7, "unknown", 1)
             }));
+        }
+        if second == 1800 {
+            // The interfaces come, and are down: another reason, once.
+            for n in 0..200 {
+                bench.give(Event::Link(Link {
+                    up: false,
+                    carrier: false,
+                    ..veth(1_000 + n, &format!("hf{n}"), 1)
+                }));
+            }
         }
         bench.pass(SECOND);
     }
     let log = bench.log();
-    let starts = log
-        .iter()
-        .filter(|line| matches!(line.what, Happening::HoldStarted(_)))
-        .count();
-    let summaries = log
-        .iter()
-        .filter(|line| matches!(line.what, Happening::Summary { .. }))
-        .count();
-    assert_eq!((starts, summaries, log.len()), (200, 60, 260));
+    let count = |wanted: fn(&Happening) -> bool| log.iter().filter(|line| wanted(&line.what)).count();
+    let starts = count(|what| matches!(what, Happening::HoldStarted(HoldReason::InterfaceMissing)));
+    let changes = count(|what| matches!(what, Happening::HoldChanged(HoldReason::InterfaceDown)));
+    let summaries = count(|what| matches!(what, Happening::Summary { held: 200, .. }));
+    assert_eq!((starts, changes, summaries, log.len()), (200, 200, 60, 460));
     assert!(log.iter().all(|line| line.level <= Level::Info));
 }
 

@@ -91,6 +91,20 @@ impl Client {
         self.ask(Method::POST, path, body.into(), patience).await
     }
 
+    /// `PUT` of a value.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        patience: Duration,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(ClientError::broken)?;
+        self.ask(Method::PUT, path, body.into(), patience).await
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -14,11 +14,14 @@ pub mod uninstall;
 pub mod wait;
 pub mod why;
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{AgentArgs, Directories};
+use crate::config::Directories;
+use crate::config::layers::{self, Layered, Refusal, Setting};
 
 /// Answers of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +51,10 @@ impl From<Answer> for ExitCode {
 #[derive(Parser, Debug)]
 #[command(name = "holdfast", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
+    /// File of settings, each by the name of its flag, as in `audit-interval = "30s"`; a variable goes before the file, a
+    /// flag before both [default: /etc/holdfast/agent.toml, if it is there]
+    #[arg(long, global = true, env = "HOLDFAST_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Where everything is kept.
     #[command(flatten)]
     pub directories: Directories,
@@ -74,8 +81,8 @@ Examples:
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run the agent of this node
-    #[command(after_help = agent::EXAMPLES)]
-    Agent(Box<AgentArgs>),
+    #[command(after_help = agent::EXAMPLES, args_conflicts_with_subcommands = true)]
+    Agent(Box<agent::Args>),
     /// Say which workload is behind an interface
     #[command(subcommand, after_help = attachment::EXAMPLES)]
     Attachment(attachment::Command),
@@ -97,12 +104,56 @@ pub enum Command {
     Completion(completion::Args),
 }
 
+/// A command line, with the settings of the agent if it is to run one.
+#[derive(Debug)]
+pub struct Invocation {
+    /// What was said.
+    pub cli: Cli,
+    /// Each setting of the agent with its origin.
+    pub settings: Vec<Setting>,
+}
+
+/// Reads a command line, variables and the file of settings.
+///
+/// # Errors
+/// [`Refusal`].
+pub fn read(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Invocation, Refusal> {
+    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    let Layered { matches, settings } = layers::read(&Cli::command(), &words)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    Ok(Invocation { cli, settings })
+}
+
+/// Reads a command line and runs it to its end.
+#[must_use]
+pub fn main(words: impl IntoIterator<Item = impl Into<OsString>>) -> ExitCode {
+    match read(words) {
+        Ok(invocation) => run(invocation).into(),
+        Err(Refusal::Words(error)) => error.exit(),
+        Err(refusal @ Refusal::Settings { .. }) => {
+            output::complain(&refusal);
+            refused(&refusal).into()
+        }
+    }
+}
+
+/// The answer to what is not even tried.
+#[must_use]
+pub fn refused(refusal: &Refusal) -> Answer {
+    match refusal {
+        // To a CNI 2 would say that the workload is registered.
+        Refusal::Settings { subcommand, .. } if subcommand == "attachment" => Answer::No,
+        _ => Answer::Unknown,
+    }
+}
+
 /// Runs a command to its end.
 #[must_use]
-pub fn run(cli: Cli) -> Answer {
+pub fn run(invocation: Invocation) -> Answer {
+    let Invocation { cli, settings } = invocation;
     let directories = cli.directories;
     match cli.command {
-        Command::Agent(args) => agent::run(directories, *args),
+        Command::Agent(args) => agent::run(directories, *args, &settings),
         Command::Attachment(command) => attachment::run(&directories, command),
         Command::Status(args) => status::run(&directories, &args),
         Command::Why(args) => why::run(&directories, &args),

@@ -68,11 +68,13 @@ struct LaneQueue {
     jobs: mpsc::Sender<Vec<Job>>,
 }
 
-/// Since when each lane is inside one call; for `/livez`.
+/// Since when each lane is inside one call, and the driver inside one round; for `/livez`.
 #[derive(Clone, Debug, Default)]
 pub struct LanesHealth {
     /// Boot clock, nanoseconds; 0 = idle.
     since: Arc<[AtomicU64; LANES]>,
+    /// The same of the driver.
+    round: Arc<AtomicU64>,
 }
 
 impl LanesHealth {
@@ -90,12 +92,26 @@ impl LanesHealth {
     #[must_use]
     pub fn stuck(&self, now: Boot) -> Vec<Lane> {
         ALL.into_iter()
-            .filter(|lane| {
-                let since = self.since[index(*lane)].load(Ordering::Relaxed);
-                since != 0 && now.since(Boot(since)) > STUCK_NANOS
-            })
+            .filter(|lane| self.busy_for(*lane, now).is_some_and(|nanos| nanos > STUCK_NANOS))
             .collect()
     }
+
+    /// For how many nanoseconds a lane has been inside one call; none = it is idle.
+    #[must_use]
+    pub fn busy_for(&self, lane: Lane, now: Boot) -> Option<u64> {
+        age(&self.since[index(lane)], now)
+    }
+
+    /// The same of the driver and its present round.
+    #[must_use]
+    pub fn round_for(&self, now: Boot) -> Option<u64> {
+        age(&self.round, now)
+    }
+}
+
+fn age(since: &AtomicU64, now: Boot) -> Option<u64> {
+    let since = since.load(Ordering::Relaxed);
+    (since != 0).then(|| now.since(Boot(since)))
 }
 
 /// How many lanes there are.
@@ -202,6 +218,16 @@ impl Lanes {
     #[must_use]
     pub fn health(&self) -> LanesHealth {
         self.health.clone()
+    }
+
+    /// The driver begins a round.
+    pub fn round_begins(&self, now: Boot) {
+        self.health.round.store(now.0, Ordering::Relaxed);
+    }
+
+    /// The driver waits for news.
+    pub fn round_ends(&self) {
+        self.health.round.store(0, Ordering::Relaxed);
     }
 
     /// Queues a job.

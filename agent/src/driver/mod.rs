@@ -199,6 +199,7 @@ impl Driver {
                 break;
             }
             let started = self.clock.now().boot;
+            self.outputs.lanes.round_begins(started);
             self.take(input);
             // What is queued already belongs to the same batch.
             let mut taken = 1;
@@ -210,6 +211,7 @@ impl Driver {
             self.pass();
             let nanos = self.clock.now().boot.since(started);
             self.pass_duration.observe(nanos);
+            self.outputs.lanes.round_ends();
             // However much is queued, others have their turn at the processor.
             tokio::task::yield_now().await;
         }

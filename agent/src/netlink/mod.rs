@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_engine::model::{Ifindex, Link};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::loops;
 
@@ -145,6 +145,8 @@ pub enum NetlinkError {
 #[derive(Debug, Default)]
 struct Asks {
     waiting: Mutex<BTreeSet<Ifindex>>,
+    pings: Mutex<Vec<oneshot::Sender<()>>>,
+    pinged: AtomicBool,
     check: AtomicBool,
     arrived: Notify,
 }
@@ -156,6 +158,27 @@ impl Asks {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(ifindex);
         self.arrived.notify_one();
+    }
+
+    fn ping(&self) -> oneshot::Receiver<()> {
+        let (reply, answer) = oneshot::channel();
+        let mut pings = self.pings.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has lost patience is not answered any more.
+        pings.retain(|ping| !ping.is_closed());
+        pings.push(reply);
+        self.pinged.store(true, Ordering::Release);
+        self.arrived.notify_one();
+        answer
+    }
+
+    fn answer_pings(&self) {
+        if self.pinged.swap(false, Ordering::Acquire) {
+            let pings = std::mem::take(&mut *self.pings.lock().unwrap_or_else(PoisonError::into_inner));
+            for ping in pings {
+                // Nothing is owed to who has gone.
+                let _ = ping.send(());
+            }
+        }
     }
 
     fn put_check(&self) {
@@ -181,6 +204,12 @@ impl Asker {
     /// among the other news, also when nothing has changed. Never waits.
     pub fn ask(&self, ifindex: Ifindex) {
         self.0.put(ifindex);
+    }
+
+    /// Asks the task whether it comes round: the answer comes when it does, however much it has to hear.
+    #[must_use]
+    pub fn ping(&self) -> oneshot::Receiver<()> {
+        self.0.ping()
     }
 
     /// Asks for a dump that is compared with what the kernel has told. Nothing differs: nothing is said. Else the

@@ -144,6 +144,7 @@ struct Task {
 impl Task {
     async fn run(mut self) {
         loop {
+            self.asks.answer_pings();
             self.tell();
             self.mend(Instant::now());
             let deadline = self.deadline();

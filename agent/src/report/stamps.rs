@@ -100,6 +100,34 @@ mod tests {
         assert_eq!(stamps.rfc3339(now(400, 0)), "2023-11-14T22:23:20.400Z");
     }
 
+    /// Every age is the difference of two stamps, and so of two moments on the boot clock.
+    #[test]
+    fn f47_ages_stay_right_whatever_the_wall_clock_does() {
+        const BOOTED: i64 = 1_700_000_000_000;
+        let minutes = |minutes: i64| minutes * 60_000;
+        let mut stamps = Stamps::default();
+        let mut held = None;
+        // Right, ten minutes ahead, behind, a slew of less than a step, right again.
+        for (boot_ms, wrong) in [
+            (100_000, 0),
+            (200_000, minutes(10)),
+            (300_000, minutes(-10)),
+            (400_000, minutes(-10) + 200),
+            (500_000, 0),
+        ] {
+            // Another life of the agent begins where this one was.
+            stamps = Stamps::resume(stamps.distance_ms());
+            let at = now(boot_ms, BOOTED + boot_ms as i64 + wrong);
+            stamps.observe(at);
+            let since = *held.get_or_insert(at);
+            assert_eq!(
+                stamps.wall_ms(at) - stamps.wall_ms(since),
+                boot_ms as i64 - 100_000
+            );
+            assert!((stamps.wall_ms(at) - at.wall_ms).abs() < STEP_MS, "{boot_ms}");
+        }
+    }
+
     #[test]
     fn whole_seconds_have_their_digits_too() {
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");

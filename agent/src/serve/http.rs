@@ -4,14 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::{PATIENCE, Sources, health, metrics};
+use super::health::{self, Check};
+use super::{PATIENCE, Sources, metrics};
 
 /// A listener could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -83,22 +84,35 @@ impl Servers {
     }
 }
 
-async fn livez(State(sources): State<Sources>) -> Response {
-    verdict(health::failing(&sources).await)
+async fn livez(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Response {
+    let checks = health::alive(&sources).await;
+    verdict(&checks, query.as_deref(), |check, wrong| {
+        format!("{}: {wrong}\n", check.name)
+    })
 }
 
-async fn readyz(State(sources): State<Sources>) -> Response {
-    verdict(health::not_ready(&sources).await)
+async fn readyz(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Response {
+    let checks = health::ready(&sources).await;
+    verdict(&checks, query.as_deref(), |_, wrong| format!("{wrong}\n"))
 }
 
-/// `ok`, or one line for each thing that is wrong.
-fn verdict(wrong: Vec<String>) -> Response {
-    if wrong.is_empty() {
-        (StatusCode::OK, "ok\n").into_response()
+/// `ok`, or one line for each thing that is wrong; with `?verbose` a line for each check, as Kubernetes' own have it.
+fn verdict(checks: &[Check], query: Option<&str>, line: impl Fn(&Check, &str) -> String) -> Response {
+    let wrong = |check: &Check| check.wrong.as_ref().map(|wrong| line(check, wrong));
+    let status = if checks.iter().all(|check| check.wrong.is_none()) {
+        StatusCode::OK
     } else {
-        let lines: String = wrong.into_iter().map(|line| line + "\n").collect();
-        (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
-    }
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let verbose = query.is_some_and(|query| query.split('&').any(|word| word == "verbose"));
+    let text: String = if verbose {
+        checks.iter().map(|check| format!("{check}\n")).collect()
+    } else if status == StatusCode::OK {
+        "ok\n".to_owned()
+    } else {
+        checks.iter().filter_map(wrong).collect()
+    };
+    (status, text).into_response()
 }
 
 async fn scrape(State(sources): State<Sources>) -> Response {

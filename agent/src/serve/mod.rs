@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::model::Now;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 use crate::datapath;
 use crate::driver::lanes::LanesHealth;
 use crate::driver::{Handle, Snapshot};
 use crate::report::Stamps;
+use crate::telemetry;
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -36,6 +37,8 @@ pub struct Sources {
     pub driver: Handle,
     /// The kernel's lanes.
     pub lanes: LanesHealth,
+    /// Asks the loop that hears of network devices to come round.
+    pub links: Arc<dyn Fn() -> oneshot::Receiver<()> + Send + Sync>,
     /// Numbers of the kernel side.
     pub stats: Arc<dyn Fn() -> datapath::Stats + Send + Sync>,
     /// Looks at the kernel.
@@ -54,4 +57,6 @@ pub struct Sources {
     pub all_policies: bool,
     /// Whether a foreign program before ours is allowed.
     pub foreign_allowed: bool,
+    /// Which lines are written.
+    pub log: telemetry::Control,
 }

@@ -23,7 +23,9 @@ use tokio::task::JoinHandle;
 use super::diff::{self, Diff};
 use super::look::Seen;
 use super::why::{self, Why};
-use super::wire::{AskDiff, AskWhy, Poke, Poked, PolicyDetail, Problem, Status, Wait, Waited};
+use super::wire::{
+    AskDiff, AskWhy, LogFilter, Poke, Poked, PolicyDetail, Problem, SetLog, Status, Wait, Waited,
+};
 use super::{PATIENCE, Sources, VERSION};
 use crate::driver::Gone;
 use crate::report::rfc3339;
@@ -112,6 +114,7 @@ fn router(sources: Sources) -> Router {
         .route("/v1/diff", get(diff))
         .route("/v1/poke", post(poke))
         .route("/v1/wait", get(wait))
+        .route("/v1/log", get(log).put(set_log))
         .fallback(async || refused(StatusCode::NOT_FOUND, "this agent has no such path"))
         .with_state(sources)
 }
@@ -164,6 +167,25 @@ async fn policy(
             format!("no policy {name} selects a consumer on this node"),
         )),
     }
+}
+
+async fn log(State(sources): State<Sources>) -> Json<LogFilter> {
+    Json(LogFilter {
+        filter: sources.log.present(),
+        configured: sources.log.configured().to_owned(),
+    })
+}
+
+async fn set_log(
+    State(sources): State<Sources>,
+    body: Result<Json<SetLog>, JsonRejection>,
+) -> Result<Json<LogFilter>, Response> {
+    let Json(wanted) = body.map_err(|wrong| refused(StatusCode::BAD_REQUEST, wrong.body_text()))?;
+    sources
+        .log
+        .set(wanted.filter.as_deref())
+        .map_err(|error| refused(StatusCode::BAD_REQUEST, error))?;
+    Ok(log(State(sources)).await)
 }
 
 /// So many consumers are looked at unless all are wanted.

@@ -12,23 +12,26 @@ use holdfast_engine::belief::Audited;
 use holdfast_engine::belief::Belief;
 use holdfast_engine::compare::Page;
 use holdfast_engine::explain::{Asked, Explained, SetFacts, Unexplained};
-use holdfast_engine::model::{HoldReason, Ifindex, Link, Now, ObjectName, RegistryRead, State, Token, Uid};
+use holdfast_engine::model::{
+    Boot, HoldReason, Ifindex, Link, Now, ObjectName, RegistryRead, State, Token, Uid,
+};
 use holdfast_engine::view::{Barrier, Counts, PolicyView, Settled};
 use hyper::StatusCode;
 use tempfile::TempDir;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::look::{Look, Looker};
 use super::socket::{self, Socket, SocketError};
 use super::why::{Told, Why};
-use super::wire::{Goal, Poke, Poked, PolicyDetail, Status, Waited};
-use super::{Sources, http};
+use super::wire::{Goal, LogFilter, Poke, Poked, PolicyDetail, SetLog, Status, Waited};
+use super::{Sources, health, http};
 use crate::cli::client::{Client, ClientError};
-use crate::clock::System;
+use crate::clock::{Clock, System};
 use crate::datapath::Stats;
-use crate::driver::lanes::LanesHealth;
+use crate::driver::lanes::{Lanes, LanesHealth};
 use crate::driver::{Command, Handle, MetricsSnapshot, PolicyStatus, Snapshot};
 use crate::report::Stamps;
+use crate::telemetry::Control;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -123,6 +126,7 @@ impl Rig {
         let sources = Sources {
             driver: Handle::new(commands),
             lanes: LanesHealth::default(),
+            links: Arc::new(comes_round),
             stats: Arc::new(Stats::default),
             looker: Looker::new(Nothing),
             reports: report,
@@ -132,6 +136,7 @@ impl Rig {
             source: "dir",
             all_policies: true,
             foreign_allowed: false,
+            log: Control::detached("info"),
         };
         Self {
             driver: tokio::spawn(drive(receiver, Arc::clone(&known))),
@@ -151,6 +156,13 @@ impl Rig {
         self.known.lock().unwrap().policy = Some(policy);
         self.reports.send_replace(Arc::new(Snapshot::default()));
     }
+}
+
+/// A loop that does.
+fn comes_round() -> oneshot::Receiver<()> {
+    let (reply, answer) = oneshot::channel();
+    reply.send(()).unwrap();
+    answer
 }
 
 async fn drive(mut commands: mpsc::Receiver<Command>, known: Arc<Mutex<Known>>) {
@@ -231,6 +243,18 @@ async fn the_listeners_serve_health_and_metrics_and_the_second_one_only_metrics(
         known.metrics.summary.first_pass_done = true;
     }
     assert_eq!(get(first, "/readyz").await.0, 200);
+    let (status, text) = get(first, "/readyz?verbose").await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        text,
+        "[+]engine ok\n[+]pins ok\n[+]objects ok\n[+]links ok\n[+]registry ok\n[+]first-pass ok\n"
+    );
+    let (status, text) = get(first, "/livez?verbose").await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        text,
+        "[+]engine ok\n[+]links ok\n[+]writes ok\n[+]attaches ok\n[+]proofs ok\n[+]audits ok\n"
+    );
     for address in [first, second] {
         let (status, text) = get(address, "/metrics").await;
         assert_eq!(status, 200);
@@ -240,11 +264,71 @@ async fn the_listeners_serve_health_and_metrics_and_the_second_one_only_metrics(
     // A driver that has gone is what liveness is about.
     rig.driver.abort();
     let (status, text) = get(first, "/livez").await;
-    assert_eq!((status, text.as_str()), (503, "the agent is shutting down\n"));
+    assert_eq!(
+        (status, text.as_str()),
+        (503, "engine: the agent is shutting down\n")
+    );
     assert_eq!(get(first, "/metrics").await.0, 503);
     // Told in the error: which address.
     let error = http::serve(rig.sources.clone(), first, None).await.unwrap_err();
     assert_eq!(error.address, first);
+}
+
+/// A clock that stands still.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Now {
+        Now {
+            boot: Boot(1_000 * Boot::SECOND),
+            wall_ms: 0,
+        }
+    }
+}
+
+/// On a paused clock, and without a listener: time passes as soon as nothing else can happen.
+#[tokio::test(start_paused = true)]
+async fn every_loop_that_hangs_is_named_with_its_age() {
+    let wrong = async |sources: &Sources| -> Vec<String> {
+        let checks = health::alive(sources).await;
+        let wrong = |check: &health::Check| check.wrong.is_some().then(|| check.to_string());
+        checks.iter().filter_map(wrong).collect()
+    };
+    let rig = Rig::new();
+    let mut sources = rig.sources.clone();
+    assert_eq!(wrong(&sources).await, [""; 0]);
+
+    // A driver that hangs takes its commands no more, and has begun a round.
+    let (commands, _nobody) = mpsc::channel(16);
+    let (lanes, _jobs, health) = Lanes::new();
+    lanes.round_begins(Boot(988 * Boot::SECOND));
+    sources.clock = Arc::new(Still);
+    sources.driver = Handle::new(commands);
+    sources.lanes = health;
+    assert_eq!(
+        wrong(&sources).await,
+        ["[-]engine failed: one round has lasted for 12.0s"]
+    );
+    lanes.round_ends();
+    assert_eq!(
+        wrong(&sources).await,
+        ["[-]engine failed: it has not come round for 3s"]
+    );
+
+    // Of devices nobody hears.
+    let mut sources = rig.sources.clone();
+    let kept = Mutex::new(Vec::new());
+    sources.links = Arc::new(move || {
+        let (reply, answer) = oneshot::channel();
+        kept.lock().unwrap().push(reply);
+        answer
+    });
+    assert_eq!(
+        wrong(&sources).await,
+        ["[-]links failed: it has not come round for 3s"]
+    );
+    sources.links = Arc::new(|| oneshot::channel().1);
+    assert_eq!(wrong(&sources).await, ["[-]links failed: it has ended"]);
 }
 
 // --- socket ------------------------------------------------------------------------------------------------
@@ -352,6 +436,38 @@ async fn a_policy_that_failed_without_a_consumer_is_a_no() {
     let why: Why = client.get("/v1/why?policy=shop/dns", PATIENCE).await.unwrap();
     assert_eq!((why.answer, why.looked_at, why.left_off), (Told::No, 0, 0));
     assert!(why.consumers.is_empty());
+}
+
+#[tokio::test]
+async fn the_log_is_asked_and_changed() {
+    let rig = Rig::new();
+    let (_socket, client) = rig.serve();
+    let filter = |filter: &str| LogFilter {
+        filter: filter.to_owned(),
+        configured: "info".to_owned(),
+    };
+    let asked: LogFilter = client.get("/v1/log", PATIENCE).await.unwrap();
+    assert_eq!(asked, filter("info"));
+    let wanted = |text: Option<&str>| SetLog {
+        filter: text.map(str::to_owned),
+    };
+    let changed: LogFilter = client
+        .put("/v1/log", &wanted(Some("debug")), PATIENCE)
+        .await
+        .unwrap();
+    assert_eq!(changed, filter("debug"));
+    let error = client
+        .put::<LogFilter>("/v1/log", &wanted(Some("holdfast=loud")), PATIENCE)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ClientError::Refused { status, .. } if status == StatusCode::BAD_REQUEST),
+        "{error}"
+    );
+    let asked: LogFilter = client.get("/v1/log", PATIENCE).await.unwrap();
+    assert_eq!(asked, filter("debug"));
+    let back: LogFilter = client.put("/v1/log", &wanted(None), PATIENCE).await.unwrap();
+    assert_eq!(back, filter("info"));
 }
 
 #[tokio::test]

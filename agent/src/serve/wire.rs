@@ -277,6 +277,25 @@ pub struct Waited {
     pub intent: Option<Intent>,
 }
 
+/// Body of `PUT /v1/log`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SetLog {
+    /// The filter that is to be in force; absent = the one that the agent was started with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
+}
+
+/// Answer of `GET /v1/log`, and of `PUT /v1/log`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogFilter {
+    /// The filter that is in force.
+    pub filter: String,
+    /// The filter that the agent was started with, and starts with again.
+    pub configured: String,
+}
+
 /// Body of every answer that is not 200.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

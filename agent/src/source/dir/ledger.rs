@@ -180,6 +180,8 @@ struct Saved {
 pub(super) struct Ledger {
     path: PathBuf,
     objects: BTreeMap<Key, Known>,
+    /// When the youngest object that was ever here was first seen.
+    newest_ms: i64,
     /// Whose a uid is that a file named.
     given: BTreeMap<Uid, Key>,
     retired: BTreeMap<Uid, Retired>,
@@ -207,6 +209,7 @@ impl Ledger {
         let mut ledger = Self {
             path: state_dir.join(NAME),
             objects: BTreeMap::new(),
+            newest_ms: i64::MIN,
             given: BTreeMap::new(),
             retired: BTreeMap::new(),
             retired_count: 0,
@@ -283,7 +286,7 @@ impl Ledger {
                     counted: true,
                     saved,
                 };
-                self.objects.insert(key, known);
+                self.insert(key, known);
             }
             Line::Gone { key } => {
                 self.forget_given(&key);
@@ -339,7 +342,7 @@ impl Ledger {
         Ok(Version {
             uid,
             generation,
-            created_ms: now_ms,
+            created_ms: self.first_seen(now_ms),
         })
     }
 
@@ -384,7 +387,22 @@ impl Ledger {
             counted: claim.generation.is_none(),
             saved,
         };
-        self.objects.insert(key.clone(), known);
+        self.insert(key.clone(), known);
+    }
+
+    fn insert(&mut self, key: Key, known: Known) {
+        self.newest_ms = self.newest_ms.max(known.slot.created_ms);
+        self.objects.insert(key, known);
+    }
+
+    /// When an object counts as first seen that is seen now. Age decides conflicts: a clock that was set back must make
+    /// nobody older than who was there before.
+    fn first_seen(&self, now_ms: i64) -> i64 {
+        if now_ms < self.newest_ms {
+            self.newest_ms.saturating_add(1)
+        } else {
+            now_ms
+        }
     }
 
     /// Notes that another file counts for an object now, though it says nothing new: so a next life knows whose last

@@ -152,6 +152,29 @@ fn shop(name: &str) -> ObjectName {
 }
 
 #[test]
+fn f47_a_clock_that_is_set_back_makes_nobody_older() {
+    let mut rig = Rig::new();
+    let mut seen = |name: &str, now_ms| {
+        rig.write(&format!("{name}.yaml"), &policy(name, 53));
+        let changes = rig.scanner.scan(&Dirty::All, now_ms).unwrap();
+        rig.world.apply(changes);
+        if name == "third" {
+            // The next life knows it from what the last one kept.
+            rig.restart();
+        }
+    };
+    seen("first", 600_000);
+    seen("second", 1_000);
+    seen("third", 2_000);
+    seen("fourth", 3_000);
+    seen("fifth", 700_000);
+    let ages = ["first", "second", "third", "fourth", "fifth"];
+    let ages = ages.map(|name| rig.policy(&format!("shop/{name}")).created_ms);
+    assert!(ages.is_sorted_by(|older, younger| older < younger), "{ages:?}");
+    assert_eq!((ages[0], ages[4]), (600_000, 700_000));
+}
+
+#[test]
 fn a_scan_is_the_difference_to_what_was_in_force() {
     let mut rig = Rig::new();
     rig.write(

@@ -1,15 +1,18 @@
-//! What the agent is run with: flags, and the same as `HOLDFAST_...` variables.
+//! What the agent is run with: flags, the same as `HOLDFAST_...` variables, and as keys of a file.
+
+mod file;
+pub mod layers;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 
 use crate::api::validate;
 use crate::datapath::{AttachMode, Sizes};
-use crate::telemetry::LogFormat;
+use crate::telemetry::{self, LogFormat};
 
 /// Where everything is kept. Every subcommand takes these.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -84,6 +87,12 @@ pub struct AgentArgs {
     #[arg(
         long,
         env = "HOLDFAST_ALLOW_FOREIGN_BEFORE",
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = false,
+        default_missing_value = "true",
         value_parser = clap::builder::BoolishValueParser::new()
     )]
     pub allow_foreign_before: bool,
@@ -100,7 +109,13 @@ pub struct AgentArgs {
     #[arg(long, env = "HOLDFAST_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
     /// Which lines are written, as in `debug` or `info,holdfast::netlink=debug`
-    #[arg(long, env = "HOLDFAST_LOG", value_name = "FILTER", default_value = "info")]
+    #[arg(
+        long,
+        env = "HOLDFAST_LOG",
+        value_name = "FILTER",
+        default_value = "info",
+        value_parser = telemetry::filter
+    )]
     pub log: String,
     /// Lines of the packet program itself: 0 none (costs nothing), 1 packets that are held or dropped, 2 all packets
     #[arg(
@@ -120,6 +135,9 @@ pub struct AgentArgs {
         value_parser = journal_bytes
     )]
     pub journal_bytes: u64,
+    /// Print the settings and where each is from, in the form of the file, and end
+    #[arg(long)]
+    pub print_config: bool,
     /// Sizes of the maps that are made.
     #[command(flatten)]
     pub sizes: SizeArgs,
