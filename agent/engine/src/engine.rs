@@ -510,7 +510,9 @@ impl Engine {
         let device = self.interfaces.link(ifindex).map(Link::device);
         if let Some(port) = self.ports.get_mut(&ifindex) {
             let last = OpId(self.last_op);
-            let denied = self.denied.get(&ifindex).copied();
+            // While it is being asked for, what is told may be older than the denial.
+            let asking = self.asked.contains(&ifindex) || self.out.asks.contains(&ifindex);
+            let denied = self.denied.get(&ifindex).copied().filter(|_| !asking);
             if change.replaced {
                 port.device_changed(device, denied, last);
             } else {

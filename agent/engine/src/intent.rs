@@ -321,6 +321,11 @@ impl Engine {
             if let (State::Held(_), Some(hold)) = (intent.state, intent.hold) {
                 state.holds.remove(&(hold.boot, attachment));
             }
+            if let Some(memory) = intent.memory {
+                // Lists that come in pieces deselect for a moment whom they select in the end.
+                let uids = (memory.policy.clone(), memory.attachment.clone());
+                self.memory.insert(uids, *memory);
+            }
             *state_count(&mut state.counts, intent.state) -= 1;
             *state_count(&mut self.summary.intents, intent.state) -= 1;
             match intent.state {

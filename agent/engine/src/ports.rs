@@ -1370,8 +1370,13 @@ impl Engine {
             };
             let wanted = Entry { policy: slot, open };
             let closes = !open && cell.may(|entry| is_open(*entry));
-            if !closes && !self.slots.get(&slot).is_some_and(|slot| slot.cell.idle()) {
-                // What opens or claims stands on the slot; while that is being written it waits.
+            let others = cell.may(|entry| entry.is_some_and(|entry| entry.policy != slot));
+            if (!closes || others) && !self.slots.get(&slot).is_some_and(|slot| slot.cell.idle()) {
+                // What opens or claims stands on the slot; while that is being written it waits, and what delivers
+                // to somebody else's is closed where it is: this one may still let pass what its policy does not.
+                if may_deliver && closes {
+                    revokes.extend(closed_of(cell).map(|entry| (key, entry)));
+                }
                 continue;
             }
             if !cell.is(&Some(wanted)) {
@@ -1380,6 +1385,26 @@ impl Engine {
         }
         if revokes.is_empty() && deletes.is_empty() {
             port.troubles.remove(&Goal::Unclaimed);
+        }
+        if row_may_be_open && !deletes.is_empty() {
+            // What a wider one would deliver that is about to be closed goes when that is closed.
+            let closed = writes.values().flatten().chain(&revokes);
+            let closing: BTreeSet<RouteKey> = closed
+                .filter(|(_, entry)| !entry.open)
+                .map(|(key, _)| *key)
+                .chain(
+                    port.entries
+                        .iter()
+                        .filter(|(_, cell)| !cell.idle())
+                        .map(|(key, _)| *key),
+                )
+                .filter(|key| {
+                    port.entries
+                        .get(key)
+                        .is_some_and(|cell| cell.may(|entry| is_open(*entry)))
+                })
+                .collect();
+            deletes.retain(|key| !closing.iter().any(|other| other != key && other.overlaps(key)));
         }
         for (index, claim) in claims.intents.iter().enumerate() {
             if !writes.contains_key(&index) && self.is_claimed_after_all(port, claim, plans[index].slot) {

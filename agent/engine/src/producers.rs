@@ -447,6 +447,7 @@ impl Engine {
     /// A policy slot that nobody has asked for: it is nobody's, and goes as such.
     pub(crate) fn adopt_stray_slot(&mut self, slot: SlotId, value: &PolicySlot) {
         self.slot_ids.adopt(slot);
+        self.not_released(Release::Slot(slot));
         let mut state = SlotState::new(value.name, value.uid);
         state.cell = Cell::Sure(Some(value.clone()));
         state.last_generation = value.last_set_generation;
@@ -457,6 +458,7 @@ impl Engine {
     /// A backend that nobody has asked for: it is in no set, and is freed.
     pub(crate) fn adopt_stray_backend(&mut self, id: BackendId, content: &Backend) {
         self.backend_ids.adopt(id);
+        self.not_released(Release::Backend(id));
         let content = Backend {
             drain_until: None,
             ..content.clone()
@@ -1820,6 +1822,14 @@ impl Engine {
 
     pub(crate) fn release_at(&mut self, due: Boot, release: Release) {
         self.releases.entry(due).or_default().push(release);
+    }
+
+    /// Something is there after all: its number is given out again once that is gone.
+    fn not_released(&mut self, release: Release) {
+        self.releases.retain(|_, releases| {
+            releases.retain(|other| *other != release);
+            !releases.is_empty()
+        });
     }
 
     /// What has been out of use for long enough is given out again.

@@ -237,15 +237,18 @@ mod scripts {
         a_consumer_that_comes_while_a_switch_waits_reaches_nobody
         a_consumer_that_left_and_came_back_at_once_is_new
         a_deleted_identity_voids_no_read_of_the_next
+        a_destination_passes_to_no_slot_that_still_lets_pass
         a_detach_that_failed_is_forgotten_when_somebody_is_back
         a_device_that_comes_back_with_its_program_leaks_nothing
         a_device_that_is_back_at_once_keeps_its_identity
+        a_device_that_is_being_asked_for_has_not_failed
         a_device_that_is_gone_is_news_whoever_asked
         a_disproved_token_is_read_again
         a_hold_that_goes_on_over_a_restart_begins_no_schedule
         a_leftover_of_its_own_keeps_no_policy_from_passing
         a_loser_does_not_win_the_old_set_by_an_edit
         a_loser_without_room_for_its_set_may_say_conflict
+        a_policy_without_consumers_wants_no_set
         a_producer_is_who_it_was_over_a_restart
         a_producer_that_cannot_be_read_keeps_no_consumer_from_its_program
         a_producer_that_is_being_read_is_not_unreadable
@@ -267,12 +270,14 @@ mod scripts {
         a_slot_that_failed_is_freed_all_the_same
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
+        a_stray_slot_is_not_given_out_meanwhile
         a_void_read_without_an_answer_says_nothing
         an_attach_that_failed_is_tried_again_when_its_policy_is_gone
         an_attach_that_failed_is_tried_again_without_consumers
         an_attach_that_nobody_wants_any_more_is_not_tried
         an_attachment_that_goes_takes_its_producer_along
         an_entry_kept_open_keeps_nobody_elses_row_closed
+        an_identity_of_a_dead_device_breaks_no_path
         an_interface_that_is_left_is_cleaned_whatever_failed_before
         an_open_row_is_rewritten_while_entries_open
         an_orphan_that_is_done_is_forgotten
@@ -280,8 +285,10 @@ mod scripts {
         claims_without_room_are_announced
         entries_kept_for_unknown_content_go_when_it_is_known
         every_read_of_before_a_device_is_void
+        lists_in_pieces_take_no_memory
         no_claim_comes_under_a_slot_that_still_passes
         no_row_opens_over_a_set_of_the_dead
+        nothing_goes_while_what_it_covers_is_being_closed
         nothing_is_written_while_a_clear_is_out
         one_question_about_an_intent_at_a_time
         pass_is_written_once_nobody_elses_entries_lead_to_the_slot

@@ -581,7 +581,7 @@ impl Oracle {
             RULE,
             "the registry row of {ifindex:?} was never read: {op:?}"
         );
-        if let Op::WritePolicy { slot, .. } = op
+        if let Op::WritePolicy { slot, value } = op
             && let Some(policy) = kernel.policies.get(slot)
             && known(policy.uid)
         {
@@ -593,7 +593,10 @@ impl Oracle {
             let selected = member.is_some_and(|member| {
                 let owners = self.wants.of_device.get(&member.ifindex);
                 self.wants.policies.values().any(|wanted| {
+                    // Without a consumer the policy wants no set, whoever is in it.
+                    let wants_none = value.is_none() && wanted.consumers.is_empty();
                     wanted.uid == number_of_hash(policy.uid)
+                        && !wants_none
                         && owners
                             .into_iter()
                             .flatten()
@@ -1002,10 +1005,13 @@ impl Oracle {
                 "{}",
                 what()
             );
-            // Packets to a device that is gone arrive nowhere.
+            // Packets to a device that is gone arrive nowhere, whoever has its number now.
             let alive = before.backends().all(|id| {
                 let backend = kernel.backends.get(&id);
-                backend.is_some_and(|backend| kernel.devices.contains_key(&backend.ifindex))
+                backend.is_some_and(|backend| {
+                    let device = kernel.devices.get(&backend.ifindex).map(|dev| dev.instance);
+                    device.is_some() && device == kernel.registered.get(&backend.ifindex).copied()
+                })
             });
             // Where an edit makes a destination more exact, or less, packets to it go live anew: proven first.
             let same_way = before.key == self.wants.owner(ifindex, number).map(|(by, _)| route(by));
