@@ -307,7 +307,11 @@ impl Driver {
                 }
                 match news {
                     SourceNews::Changes(changes) => self.handle(Event::Objects(changes), now),
-                    SourceNews::Complete => self.handle(Event::SourceComplete, now),
+                    SourceNews::Complete => {
+                        self.handle(Event::SourceComplete, now);
+                        // Also if there is no policy left: the report of the life before may name some.
+                        self.report.mark();
+                    }
                     SourceNews::Arrived(ages) => {
                         ages.into_iter().for_each(|age| self.origin_to_seen.observe(age));
                     }
