@@ -1993,6 +1993,7 @@ fn f29_200_held_for_an_hour_cost_one_line_each_and_a_summary_a_minute() {
             }
         }
         bench.pass(SECOND);
+        bench.run();
     }
     let log = bench.log();
     let count = |wanted: fn(&Happening) -> bool| log.iter().filter(|line| wanted(&line.what)).count();
