@@ -210,18 +210,16 @@ fn say_forged() {
         debugged = ?FORGED,
         "said {FORGED}"
     );
+    log(&line(
+        Level::Warn,
+        Happening::Failed(FailReason::AttachFailed, FORGED.to_owned()),
+    ));
 }
 
 #[test]
 fn no_text_makes_a_line_or_a_field_of_its_own() {
     let rig = Rig::new(LogFormat::Human, "info");
     rig.during(say_forged);
-    rig.during(|| {
-        log(&line(
-            Level::Warn,
-            Happening::Failed(FailReason::AttachFailed, FORGED.to_owned()),
-        ))
-    });
     let text = rig.text();
     assert_eq!(text.lines().count(), 2, "{text}");
     for line in text.lines() {
@@ -239,12 +237,6 @@ fn no_text_makes_a_line_or_a_field_of_its_own() {
 fn nor_does_it_in_json() {
     let rig = Rig::new(LogFormat::Json, "info");
     rig.during(say_forged);
-    rig.during(|| {
-        log(&line(
-            Level::Warn,
-            Happening::Failed(FailReason::AttachFailed, FORGED.to_owned()),
-        ))
-    });
     let text = rig.text();
     assert!(
         !text
