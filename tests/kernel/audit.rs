@@ -2,13 +2,14 @@
 //! acknowledgment, puts it right, and acknowledges again; packets say whether that is so.
 
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use holdfast::datapath::raw::{self, Insn};
+use holdfast::datapath::raw;
 use holdfast_ebpf::abi::{self, RouteEntry, ServiceKey, pin};
 use holdfast_tests::lab::{DNS, WEB};
+use holdfast_tests::tamper::{foreign, key_of_c0, service};
 use holdfast_tests::{EVENT_BUDGET, Lab, say, suite, throughout, until};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -75,49 +76,6 @@ fn withdrawn_and_back(lab: &Lab, kind: &str, count: u64) -> anyhow::Result<()> {
     ensure!(lines == count, "{kind}: {lines} lines, not {count}");
     ensure!(lab.node.verdict(WEB)? == "Programmed");
     Ok(())
-}
-
-fn service(ifindex: u32, address: IpAddr, port: u16) -> ServiceKey {
-    let mut bytes = [0; 16];
-    let family = match address {
-        IpAddr::V4(v4) => {
-            bytes[..4].copy_from_slice(&v4.octets());
-            abi::FAMILY_V4
-        }
-        IpAddr::V6(v6) => {
-            bytes = v6.octets();
-            abi::FAMILY_V6
-        }
-    };
-    ServiceKey {
-        ifindex,
-        port: port.to_be(),
-        protocol: 17,
-        family,
-        address: bytes,
-    }
-}
-
-/// The key of c0's entry for its service, by UDP and IPv4.
-fn key_of_c0(lab: &mut Lab) -> anyhow::Result<ServiceKey> {
-    let ifindex = lab.node.rtnl.ifindex("hfc0")?;
-    let to = lab.services[0].v4();
-    Ok(service(ifindex, to.ip(), to.port()))
-}
-
-/// Lets every packet go on to the next program.
-fn foreign() -> anyhow::Result<OwnedFd> {
-    let instruction = |code, immediate| Insn {
-        code,
-        registers: 0,
-        offset: 0,
-        immediate,
-    };
-    // r0 = TC_ACT_OK; exit: whoever is behind it is never asked.
-    Ok(raw::load_classifier(
-        "hfforeign",
-        &[instruction(0xb7, 0), instruction(0x95, 0)],
-    )?)
 }
 
 fn a_tampered_entry_is_named_and_put_right() -> anyhow::Result<()> {

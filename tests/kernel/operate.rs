@@ -1,19 +1,19 @@
 //! What an operator asks and is told: each kind of "no" from the real agent about the real kernel, and what can be told
 //! while no agent runs.
 
-use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Output;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use holdfast::cli::down::{Down, DownWhy};
-use holdfast::datapath::raw::{self, Insn};
+use holdfast::datapath::raw;
 use holdfast::serve::diff::Diff;
 use holdfast::serve::why::{Chain, Step, StepName, Told, Why};
 use holdfast_ebpf::abi::{self, ConsumerRow, RouteEntry, ServiceKey, pin};
 use holdfast_tests::lab::DNS;
 use holdfast_tests::objects::{Attachment, NAMESPACE};
+use holdfast_tests::tamper::{foreign, key_of_c0};
 use holdfast_tests::{EVENT_BUDGET, Lab, suite};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
@@ -244,20 +244,6 @@ fn a_program_that_cannot_be_attached() -> anyhow::Result<()> {
     })
 }
 
-/// Lets every packet go on to the next program.
-fn foreign() -> anyhow::Result<OwnedFd> {
-    let instruction = |code, immediate| Insn {
-        code,
-        registers: 0,
-        offset: 0,
-        immediate,
-    };
-    Ok(raw::load_classifier(
-        "hfforeign",
-        &[instruction(0xb7, 0), instruction(0x95, 0)],
-    )?)
-}
-
 fn a_program_before_ours() -> anyhow::Result<()> {
     scene()?.run(|lab| {
         let ifindex = lab.node.rtnl.ifindex("hfc0")?;
@@ -286,22 +272,6 @@ fn a_program_before_ours() -> anyhow::Result<()> {
         drop(link);
         is_yes(lab, "c0")?;
         lab.served(0, 0)
-    })
-}
-
-/// The key of c0's entry for its service, by UDP and IPv4.
-fn key_of_c0(lab: &mut Lab) -> anyhow::Result<ServiceKey> {
-    let IpAddr::V4(address) = lab.services[0].v4().ip() else {
-        bail!("not IPv4");
-    };
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&address.octets());
-    Ok(ServiceKey {
-        ifindex: lab.node.rtnl.ifindex("hfc0")?,
-        port: lab.services[0].port.to_be(),
-        protocol: 17,
-        family: abi::FAMILY_V4,
-        address: bytes,
     })
 }
 

@@ -21,6 +21,7 @@ pub mod rtnl;
 pub mod space;
 pub mod suite;
 pub mod sysctl;
+pub mod tamper;
 pub mod tc;
 pub mod told;
 pub mod traffic;

@@ -9,118 +9,38 @@
 //! (`agent/engine/tests/scripts`; `HF_SCRIPTS` names another folder). `HF_LABS=n` says how many run at a time,
 //! `HF_FAILURES=n` that only the n-th failure ends it.
 
-// What is shared with the model world is included from there.
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/coverage.rs"]
-mod coverage;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/flight.rs"]
-mod flight;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/generate.rs"]
-mod generate;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/kernel.rs"]
-mod kernel;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/oracle.rs"]
-mod oracle;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/rules.rs"]
-mod rules;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/script.rs"]
-mod script;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/still.rs"]
-mod still;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/tape.rs"]
-mod tape;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/told.rs"]
-mod told;
-#[allow(
-    dead_code,
-    unused_imports,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "another test's"
-)]
-#[path = "../../../agent/engine/tests/world/world.rs"]
-mod world;
+/// Includes modules of the model world.
+macro_rules! included {
+    ($($name:ident = $path:literal,)+) => {
+        $(
+            #[allow(
+                dead_code,
+                unused_imports,
+                clippy::expect_used,
+                clippy::panic,
+                clippy::print_stderr,
+                clippy::unwrap_used,
+                reason = "another test's"
+            )]
+            #[path = $path]
+            mod $name;
+        )+
+    };
+}
+
+included! {
+    coverage = "../../../agent/engine/tests/world/coverage.rs",
+    flight = "../../../agent/engine/tests/world/flight.rs",
+    generate = "../../../agent/engine/tests/world/generate.rs",
+    kernel = "../../../agent/engine/tests/world/kernel.rs",
+    oracle = "../../../agent/engine/tests/world/oracle.rs",
+    rules = "../../../agent/engine/tests/world/rules.rs",
+    script = "../../../agent/engine/tests/world/script.rs",
+    still = "../../../agent/engine/tests/world/still.rs",
+    tape = "../../../agent/engine/tests/world/tape.rs",
+    told = "../../../agent/engine/tests/world/told.rs",
+    world = "../../../agent/engine/tests/world/world.rs",
+}
 
 mod both;
 mod files;
