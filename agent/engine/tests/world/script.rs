@@ -740,6 +740,18 @@ impl Action {
 impl Script {
     /// The script as a real node can run it, in step with the world; none if it cannot.
     pub(crate) fn on_a_node(&self) -> Option<Self> {
+        // Who of the losers of a conflict gives its slot back before another asks for it is a matter of order.
+        let policies: BTreeSet<&String> = self
+            .actions
+            .iter()
+            .filter_map(|action| match action {
+                Action::PutPolicy { name, .. } => Some(name),
+                _ => None,
+            })
+            .collect();
+        if policies.len() > self.setup.policies as usize {
+            return None;
+        }
         let mut actions = Vec::new();
         let mut spoiled = false;
         for action in &self.actions {
