@@ -35,6 +35,8 @@ suite! {
     the_nodes_own_addresses_are_proven_to_pass,
     a_producer_reached_as_a_neighbour_is_proven_in_the_families_of_its_addresses,
     every_member_of_a_set_is_proven,
+    a_destination_of_another_policy_is_proven_as_if_it_had_passed_on,
+    a_takeover_that_nobody_would_serve_is_disproved,
     the_fake_agrees_with_the_kernel;
     tc [
         what_is_right_is_proven_and_nothing_changes,
@@ -883,6 +885,182 @@ fn every_member_of_a_set_is_proven() -> anyhow::Result<()> {
     })
 }
 
+/// The policy slot that destinations pass on from.
+const OLDER: u32 = 2;
+
+/// An intent whose destinations are another policy's still, and what is to be proven before they pass on to it.
+fn passing_on(ground: &mut Ground, kernel: &Kernel) -> anyhow::Result<(Intent, IntentProof, [Space; 2])> {
+    let (mut intent, spaces) = ground.intent(kernel)?;
+    for entry in intent.entries.values_mut() {
+        entry.policy = OLDER;
+    }
+    for op in intent.writes() {
+        carry_out(kernel, &op)?;
+    }
+    let value = Some(PolicySlot {
+        uid: UidHash([8; 16]),
+        selected: Selected::default(),
+        ..intent.policy.clone()
+    });
+    carry_out(kernel, &Op::WritePolicy { slot: OLDER, value })?;
+    let proof = IntentProof {
+        entries: BTreeMap::new(),
+        takeovers: intent.entries.keys().map(|key| (*key, intent.slot)).collect(),
+        ..intent.proof()
+    };
+    Ok((intent, proof, spaces))
+}
+
+fn a_destination_of_another_policy_is_proven_as_if_it_had_passed_on() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (mut intent, mut proof, _spaces) = passing_on(ground, &kernel)?;
+        let before = (kernel.adopt()?, kernel.stats());
+        carry_out(&kernel, &Op::ProveIntent(proof.clone()))?;
+        let after = (kernel.adopt()?, kernel.stats());
+        ensure!(before.0 == after.0 && before.1.packets == after.1.packets);
+        let flows = flows(ground)?;
+        ensure!(flows == 0, "a probe made {flows} flows");
+        let answer = kernel.ask(intent.consumer, &packet_to(&intent))?;
+        ensure!(
+            answer.policy == OLDER && answer.verdict == Verdict::DropNoProducer,
+            "{answer:?}"
+        );
+
+        // Where packets are that are never captured makes no difference: the route is not looked up.
+        let slot = intent.slot;
+        for prefix in ["0.0.0.0/0", "169.254.0.0/15", "::/0"] {
+            proof.takeovers.insert(route(prefix)?, slot);
+        }
+        carry_out(&kernel, &Op::ProveIntent(proof.clone()))?;
+
+        // The consumer may be a member, and one that serves is enough.
+        let itself = Backend {
+            ifindex: intent.consumer.ifindex,
+            token: intent.token,
+            ..intent.backends[&4].clone()
+        };
+        intent.backends.insert(6, itself);
+        intent.slots = vec![6, 6, 4, 6];
+        intent.policy.selected.length = 4;
+        for op in &intent.writes()[..3] {
+            carry_out(&kernel, op)?;
+        }
+        proof.selected = intent.policy.selected;
+        proof.backends = intent.backends.clone();
+        carry_out(&kernel, &Op::ProveIntent(proof.clone()))?;
+
+        // Some are there already.
+        let (key, entry) = intent.entries.first_entry().context("no entry")?.remove_entry();
+        let entry = Entry {
+            policy: slot,
+            ..entry
+        };
+        let ifindex = intent.consumer.ifindex;
+        let entries = BTreeMap::from([(key, entry)]);
+        carry_out(
+            &kernel,
+            &Op::WriteEntries {
+                ifindex,
+                entries: entries.clone(),
+            },
+        )?;
+        proof.takeovers.remove(&key);
+        proof.entries = entries;
+        carry_out(&kernel, &Op::ProveIntent(proof))?;
+        Ok(())
+    })
+}
+
+fn a_takeover_that_nobody_would_serve_is_disproved() -> anyhow::Result<()> {
+    Ground::run(|ground| {
+        let kernel = ground.open()?.kernel;
+        let (intent, proof, _spaces) = passing_on(ground, &kernel)?;
+        let disproved = |proof: &IntentProof, named: &str| -> anyhow::Result<()> {
+            let error = refusal(&kernel, &Op::ProveIntent(proof.clone()))?;
+            ensure!(matches!(error, OpError::Disproved { .. }), "{error:?}");
+            ensure!(error.to_string().contains(named), "{error} does not name {named}");
+            Ok(())
+        };
+        let restore = || -> anyhow::Result<()> {
+            for op in &intent.writes()[..3] {
+                carry_out(&kernel, op)?;
+            }
+            carry_out(&kernel, &Op::ProveIntent(proof.clone()))?;
+            Ok(())
+        };
+        restore()?;
+
+        // The selector of the slot is another, or the slot is.
+        let selected = Selected {
+            generation: 6,
+            ..intent.policy.selected
+        };
+        let value = Some(PolicySlot {
+            selected,
+            ..intent.policy.clone()
+        });
+        let slot = intent.slot;
+        carry_out(&kernel, &Op::WritePolicy { slot, value })?;
+        disproved(&proof, "selector of policy slot 3")?;
+        // All is as it is said, and the member is none of this generation.
+        disproved(
+            &IntentProof {
+                selected,
+                ..proof.clone()
+            },
+            "delivers to none",
+        )?;
+        restore()?;
+        let takeovers = proof.takeovers.keys().map(|key| (*key, OLDER)).collect();
+        disproved(
+            &IntentProof {
+                takeovers,
+                ..proof.clone()
+            },
+            "selector of policy slot 2",
+        )?;
+
+        // The member is another policy's, is the consumer itself, or takes packets of the other family alone.
+        let member = &intent.backends[&4];
+        let wrong = [
+            Backend {
+                policy: OLDER,
+                ..member.clone()
+            },
+            Backend {
+                ifindex: intent.consumer.ifindex,
+                token: intent.token,
+                ..member.clone()
+            },
+            Backend {
+                via: Some(member.ifindex),
+                address_v6: None,
+                ..member.clone()
+            },
+        ];
+        for member in wrong {
+            let backends = BTreeMap::from([(4, Some(member.clone()))]);
+            carry_out(&kernel, &Op::WriteBackends { backends })?;
+            disproved(&proof, "backend 4")?;
+            let backends = BTreeMap::from([(4, member)]);
+            disproved(
+                &IntentProof {
+                    backends,
+                    ..proof.clone()
+                },
+                "delivers to none",
+            )?;
+            restore()?;
+        }
+
+        // Everything is as it was written, and the program alone knows better.
+        ground.register("hfprod")?;
+        disproved(&proof, "10.0.0.10")?;
+        Ok(())
+    })
+}
+
 // --- the fake ----------------------------------------------------------------------------------------------
 
 /// Random choices, repeatable by their seed.
@@ -1127,14 +1305,14 @@ impl Script<'_> {
             .policies
             .get(&policy)
             .map_or_else(Selected::default, |slot| slot.selected);
-        let entries: BTreeMap<RouteKey, Entry> = adoption
-            .entries
-            .get(&device.ifindex)
-            .into_iter()
-            .flatten()
-            .filter(|(_, entry)| entry.policy == policy)
-            .map(|(key, entry)| (*key, *entry))
-            .collect();
+        let there = adoption.entries.get(&device.ifindex).cloned().unwrap_or_default();
+        let (entries, others): (BTreeMap<RouteKey, Entry>, BTreeMap<_, _>) =
+            there.into_iter().partition(|(_, entry)| entry.policy == policy);
+        let takeovers = if self.dice.once_in(2) {
+            others.into_keys().map(|key| (key, policy)).collect()
+        } else {
+            BTreeMap::new()
+        };
         let slots: Vec<u32> = adoption.slots.get(&selected.base).cloned().unwrap_or_default();
         let backends: BTreeMap<u32, Backend> = slots
             .iter()
@@ -1165,6 +1343,7 @@ impl Script<'_> {
             token,
             sources: adoption.sources.get(&device.ifindex).cloned().unwrap_or_default(),
             entries,
+            takeovers,
             selected: if self.dice.once_in(10) {
                 self.selected()
             } else {

@@ -379,6 +379,7 @@ impl Intent {
             token: self.token,
             sources: self.sources.clone(),
             entries: self.entries.clone(),
+            takeovers: BTreeMap::new(),
             selected: self.policy.selected,
             backends: self.backends.clone(),
         }

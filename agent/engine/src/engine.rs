@@ -127,6 +127,8 @@ pub struct Engine {
     /// The node's own addresses.
     pub(crate) locals: Locals,
     pub(crate) objects: Objects,
+    /// Proofs that are out of intents that have ended, by interface and policy.
+    pub(crate) proofs_left: BTreeMap<(Ifindex, PolicyId), OpId>,
     /// Times that an earlier life knew.
     pub(crate) memory: BTreeMap<(Uid, Uid), Remembered>,
 
@@ -191,6 +193,7 @@ impl Engine {
             dead: BTreeMap::new(),
             locals: Locals::default(),
             objects: Objects::default(),
+            proofs_left: BTreeMap::new(),
             memory: BTreeMap::new(),
             ports: BTreeMap::new(),
             unwell: BTreeSet::new(),
@@ -378,8 +381,10 @@ impl Engine {
 
     fn link_seen(&mut self, link: Link) {
         let ifindex = link.ifindex;
+        // An identity whose address does not tell devices apart may be that of the one which is there now.
         if let Some((device, identity)) = self.suspects.remove(&ifindex)
             && device != link.device()
+            && identity.mac.is_some()
         {
             self.identity_died(ifindex, identity);
         }
@@ -537,9 +542,10 @@ impl Engine {
     /// Policies that have, or may want, this device in their sets must be planned again.
     pub(crate) fn dirty_producers_of(&mut self, ifindex: Ifindex) {
         for slot in self.backed.get(&ifindex).into_iter().flat_map(BTreeMap::keys) {
-            if let Some(owner) = self.slots.get(slot).and_then(|slot| slot.owner) {
-                self.dirty.policies.insert(owner);
-            }
+            match self.slots.get(slot).and_then(|slot| slot.owner) {
+                Some(owner) => self.dirty.policies.insert(owner),
+                None => self.dirty.slots.insert(*slot),
+            };
         }
         let Some(port) = self.ports.get(&ifindex) else {
             return;

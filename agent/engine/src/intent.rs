@@ -315,6 +315,16 @@ impl Engine {
             return;
         };
         if let Some(intent) = state.intents.remove(&attachment) {
+            // What it asked is out on, whoever comes in its place.
+            let asked = match intent.proof {
+                Proof::Asked(op, ..) => Some(op),
+                Proof::None | Proof::Good(..) => intent.asked_again,
+            };
+            if let Some(op) = asked
+                && let Some(device) = self.flights.get(&op).and_then(|flight| flight.device)
+            {
+                self.proofs_left.insert((device.ifindex, policy), op);
+            }
             state
                 .order
                 .remove(&(rank(intent.state), intent.since.boot, attachment));

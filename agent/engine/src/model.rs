@@ -841,10 +841,28 @@ pub struct IntentProof {
     pub sources: BTreeSet<IpAddr>,
     /// The entries that must be in the map; each is asked.
     pub entries: BTreeMap<RouteKey, Entry>,
+    /// Destinations whose entries lead to another policy still: each is asked as if it led to this policy slot, before
+    /// one write lets it.
+    pub takeovers: BTreeMap<RouteKey, SlotId>,
     /// The selector that must be in the slot.
     pub selected: Selected,
     /// The members, of which one must be the answer to each question.
     pub backends: BTreeMap<BackendId, Backend>,
+}
+
+impl IntentProof {
+    /// The policy slots that it is about.
+    #[must_use]
+    pub fn policies(&self) -> BTreeSet<SlotId> {
+        let entries = self.entries.values().map(|entry| entry.policy);
+        entries.chain(self.takeovers.values().copied()).collect()
+    }
+
+    /// Whether it asks about this destination.
+    #[must_use]
+    pub fn asks(&self, key: &RouteKey) -> bool {
+        self.entries.contains_key(key) || self.takeovers.contains_key(key)
+    }
 }
 
 /// The worker that carries an operation out.

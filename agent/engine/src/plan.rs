@@ -182,7 +182,7 @@ impl What {
 pub(crate) struct Flight {
     pub(crate) what: What,
     /// The device that it was sent for.
-    device: Option<Device>,
+    pub(crate) device: Option<Device>,
     pub(crate) sent: Boot,
     /// It was given up; the answer may still come.
     pub(crate) silent: bool,

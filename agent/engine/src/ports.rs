@@ -1358,13 +1358,13 @@ impl Engine {
             } else if !live {
                 true
             } else if row_may_be_open && other {
-                // A destination passes to another policy: claimed in between, unless that one's set is
-                // already selected and what is left of the old one will be seen after a crash.
-                plan.deliverable
-                    && state.current
-                    && target.is_some()
-                    && port.open_for() == target
-                    && self.leaves_a_trace(cell, claims, &key)
+                // A destination passes to another policy: claimed in between, unless it can be proven before
+                // that one's set delivers for it.
+                let passes_on = self.may_take_over(port, claims, plan, &key, target);
+                if passes_on && !plan.proven && plan.undecided {
+                    continue;
+                }
+                passes_on && plan.proven
             } else {
                 (plan.proven && plan.deliverable) || (open_here && (plan.vetted || closing))
             };
@@ -1497,6 +1497,32 @@ impl Engine {
                 .iter()
                 .any(|claim| Some(claim.policy) == owner && claim.wanted.contains(key))
         })
+    }
+
+    /// Whether one write may make a destination that another policy has one of this intent: the row is open for it,
+    /// its set is selected, and what is left of the old owner will be seen after a crash.
+    fn may_take_over(
+        &self,
+        port: &Port,
+        claims: &Claims,
+        plan: &Plan,
+        key: &RouteKey,
+        target: Option<Token>,
+    ) -> bool {
+        let current = self
+            .objects
+            .policies
+            .get(&plan.policy)
+            .is_some_and(|state| state.current);
+        let row_right = target.is_some()
+            && port.open_for() == target
+            && !port.troubles.contains_key(&Goal::RowOpen)
+            && !port.troubles.contains_key(&Goal::RowClosed);
+        let cell = port.entries.get(key).filter(|cell| cell.sure().is_some());
+        plan.deliverable
+            && current
+            && row_right
+            && cell.is_some_and(|cell| self.leaves_a_trace(cell, claims, key))
     }
 
     /// Whether the next life would see that flows of the old owner may still be there.
@@ -1834,6 +1860,7 @@ impl Engine {
             // One question at a time, also where the last one is no longer of use.
             if matches!(intent.proof, Proof::Asked(..))
                 || intent.asked_again.is_some()
+                || self.proofs_left.contains_key(&(device.ifindex, plan.policy))
                 || intent
                     .proof_trouble
                     .as_ref()
@@ -1848,17 +1875,10 @@ impl Engine {
                 .map_or_else(Families::default, |slot| {
                     self.families_reached(slot, |(member, _)| member != device.ifindex)
                 });
-            let entries: Option<BTreeMap<RouteKey, Entry>> = claim
-                .keys
-                .iter()
-                .filter(|key| reached.contain(key.address()))
-                .map(|key| {
-                    let entry = port.entries.get(key)?.sure().copied().flatten()?;
-                    (Some(entry.policy) == plan.slot).then_some((*key, entry))
-                })
-                .collect();
-            let Some((entries, (selected, backends))) =
-                entries.zip(plan.slot.and_then(|slot| self.proof_of_set(slot, device.ifindex)))
+            let asked = claim.keys.iter().filter(|key| reached.contain(key.address()));
+            let questions = self.questions(port, claims, plan, asked, target);
+            let Some(((entries, takeovers), (selected, backends))) =
+                questions.zip(plan.slot.and_then(|slot| self.proof_of_set(slot, device.ifindex)))
             else {
                 continue;
             };
@@ -1868,6 +1888,7 @@ impl Engine {
                 token,
                 sources: sources.clone(),
                 entries,
+                takeovers,
                 selected,
                 backends,
             };
@@ -1886,6 +1907,30 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// The entries of an intent that are there, and those that may become its own. None if something is missing.
+    fn questions<'a>(
+        &self,
+        port: &Port,
+        claims: &Claims,
+        plan: &Plan,
+        keys: impl Iterator<Item = &'a RouteKey>,
+        target: Option<Token>,
+    ) -> Option<(BTreeMap<RouteKey, Entry>, BTreeMap<RouteKey, SlotId>)> {
+        let slot = plan.slot?;
+        let (mut entries, mut takeovers) = (BTreeMap::new(), BTreeMap::new());
+        for key in keys {
+            let entry = port.entries.get(key)?.sure().copied().flatten()?;
+            if entry.policy == slot {
+                entries.insert(*key, entry);
+            } else if entry.open && self.may_take_over(port, claims, plan, key, target) {
+                takeovers.insert(*key, slot);
+            } else {
+                return None;
+            }
+        }
+        Some((entries, takeovers))
     }
 
     /// Whether an entry of this intent is closed that may be open, as after an audit has found it to be another.
@@ -2039,6 +2084,7 @@ impl Engine {
         result: OpResult,
     ) {
         self.dirty_attachment(attachment);
+        self.proof_left(op, policy, device);
         self.facts_of(op, device, result.as_ref().err());
         let ifindex = self
             .objects
@@ -2082,6 +2128,17 @@ impl Engine {
             // What has changed since, by our own doing or because it is another incarnation, is asked about anew.
             Err(error) if error == OpError::NoDevice || known != Some(token) || !same => {}
             Err(error) => self.disproved(policy, attachment, &error),
+        }
+    }
+
+    /// Whoever came in the place of an intent that had asked may ask now.
+    fn proof_left(&mut self, op: OpId, policy: PolicyId, device: Option<Device>) {
+        let Some(ifindex) = device.map(|device| device.ifindex) else {
+            return;
+        };
+        if self.proofs_left.get(&(ifindex, policy)) == Some(&op) {
+            self.proofs_left.remove(&(ifindex, policy));
+            self.dirty.ports.insert(ifindex);
         }
     }
 

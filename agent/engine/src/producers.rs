@@ -285,9 +285,15 @@ impl PolicyState {
         self.families.without(served)
     }
 
+    /// See [`Engine::is_outdated`].
+    fn is_outdated(&self) -> bool {
+        let served = self.served.as_ref().map(|served| served.generation);
+        served.is_some_and(|served| served > self.spec_generation)
+    }
+
     /// Whether its set is on its way and will come without another event.
     pub(crate) fn progressing(&self, engine: &Engine) -> bool {
-        if self.ready.is_empty() || self.current || self.waiting {
+        if self.ready.is_empty() || self.current || self.waiting || self.is_outdated() {
             return false;
         }
         match self.slot.and_then(|slot| engine.slots.get(&slot)) {
@@ -687,10 +693,10 @@ impl Engine {
     /// Whether an earlier life served a later generation than the last one that is known and can be used, as after a
     /// saved set: what it wanted is not known, and stays.
     pub(crate) fn is_outdated(&self, id: PolicyId) -> bool {
-        self.objects.policies.get(&id).is_some_and(|state| {
-            let served = state.served.as_ref().map(|served| served.generation);
-            served.is_some_and(|served| served > state.spec_generation)
-        })
+        self.objects
+            .policies
+            .get(&id)
+            .is_some_and(PolicyState::is_outdated)
     }
 
     /// The selector does not lead to what this generation wants, or nobody has looked.
@@ -1542,6 +1548,14 @@ impl Engine {
                 *backends = None;
             }
         }
+        let mut due: Vec<BackendId> = ids.to_vec();
+        due.retain(|id| {
+            let state = self.backends.get(id);
+            state.is_some_and(|state| state.phase == Phase::Freeing)
+        });
+        if !due.is_empty() {
+            self.free(due);
+        }
         self.built(slot, ok);
         self.slot_answered(slot, result.err());
     }
@@ -1712,16 +1726,7 @@ impl Engine {
 
     /// Tries again to free what could not be freed.
     pub(crate) fn free_again(&mut self) {
-        let out: BTreeSet<BackendId> = self
-            .flights
-            .values()
-            .filter_map(|flight| match &flight.what {
-                What::Free(ids) => Some(ids),
-                _ => None,
-            })
-            .flatten()
-            .copied()
-            .collect();
+        let out = self.backends_out();
         let ids: Vec<BackendId> = self
             .backends
             .iter()
@@ -1733,6 +1738,19 @@ impl Engine {
         } else {
             self.free(ids);
         }
+    }
+
+    /// Backends that are being written or freed.
+    fn backends_out(&self) -> BTreeSet<BackendId> {
+        self.flights
+            .values()
+            .filter_map(|flight| match &flight.what {
+                What::Free(ids) | What::Backends(_, ids) => Some(ids),
+                _ => None,
+            })
+            .flatten()
+            .copied()
+            .collect()
     }
 
     fn free(&mut self, ids: Vec<BackendId>) {
@@ -1751,6 +1769,10 @@ impl Engine {
             return;
         };
         if state.owner.is_some() || self.slot_ports.contains_key(&slot) || state.out() {
+            return;
+        }
+        if !self.frozen_members(slot).is_empty() {
+            // Whoever sits in it has not been read yet: it stays as it was adopted.
             return;
         }
         if state.cell.is(&None) {
@@ -1868,6 +1890,11 @@ impl Engine {
         if !free.is_empty() {
             free.sort_unstable();
             free.dedup();
+            // One that is being written is freed after the answer.
+            let out = self.backends_out();
+            free.retain(|id| !out.contains(id));
+        }
+        if !free.is_empty() {
             self.free(free);
         }
     }

@@ -791,10 +791,10 @@ fn rule_10_a_destination_passes_in_one_write_to_a_policy_whose_set_is_selected()
     assert_eq!(
         bench.rounds(),
         [
-            vec!["entries 5 1->1:open"],
+            vec!["prove 5 for 105 2->1:closed 1->1:taken by 1+1g1"],
+            vec!["entries 5 1->1:open 2->1:open"],
             vec!["policy 0 free", "row 5 105 epoch 1"],
-            vec!["prove 5 for 105 1->1:open 2->1:closed by 1+1g1"],
-            vec!["entries 5 2->1:open"],
+            vec!["prove 5 for 105 1->1:open 2->1:open by 1+1g1"],
         ]
     );
     assert_eq!(bench.state("younger", "web"), State::Programmed);
@@ -1370,6 +1370,31 @@ fn rule_19_f05_f06_rechecks_double_to_30_s_whatever_others_do() {
     let day = deadlines(&mut bench, 86_400 * SECOND);
     assert_eq!(day[0] - start, 1);
     assert!(day.len() > 86_400 / 30);
+}
+
+#[test]
+fn rule_19_long_pauses_end_at_whole_seconds() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.go_to(Boot(100 * SECOND + 300));
+    bench.registry.remove(&5);
+    bench.give(Event::Poke(5));
+    bench.run();
+    let mut due = Vec::new();
+    for _ in 0..5 {
+        due.extend(bench.engine.next_deadline().map(|due| due.0 - 100 * SECOND));
+        bench.pass(due.last().unwrap() + 100 * SECOND - bench.now.boot.0);
+    }
+    assert_eq!(
+        due,
+        [
+            SECOND + 300,
+            3 * SECOND + 300,
+            7 * SECOND + 300,
+            16 * SECOND,
+            32 * SECOND
+        ],
+        "from 8 s on wake-ups are shared"
+    );
 }
 
 #[test]
@@ -2239,7 +2264,12 @@ fn rule_5_an_identity_dies_with_its_device_even_where_all_macs_are_one() {
     // The device is made anew under the same number and MAC; the registry still has the old row when it is read.
     bench.give(Event::LinkGone(7));
     bench.give(Event::Link(veth(7, "hfnew", 7)));
-    bench.run();
+    let sent = bench.run();
+    let deleted = Op::DeleteIdentity {
+        ifindex: 7,
+        token: token(107),
+    };
+    assert!(sent.contains(&deleted), "{:?}", briefs(&sent));
     assert_eq!(
         bench.state("dns", "new"),
         State::Held(HoldReason::IdentityMissing)

@@ -711,7 +711,32 @@ impl State {
             }
             self.prove_destination(proof, key, *entry)?;
         }
+        for (key, policy) in &proof.takeovers {
+            self.prove_takeover(proof, key, *policy)?;
+        }
         done(0)
+    }
+
+    /// A destination that is another policy's still, as if it led to this one.
+    fn prove_takeover(&self, proof: &IntentProof, key: &RouteKey, policy: SlotId) -> Result<(), OpError> {
+        let selected = proof.selected;
+        if self.policies.get(&policy).map(|slot| slot.selected) != Some(selected) {
+            return disproved(format!("the selector of policy slot {policy} is another"));
+        }
+        let mut slots = (selected.base..).take(usize::from(selected.length));
+        let delivers = |slot: u32| {
+            let id = self.slots.get(&slot).copied().unwrap_or(0);
+            self.serving(id, policy, selected.generation, proof.device.ifindex)
+                .is_some()
+                && self.takes(id, key.address())
+        };
+        if slots.any(delivers) {
+            Ok(())
+        } else {
+            disproved(format!(
+                "asked for {key:?} as if it led to policy slot {policy}: nobody"
+            ))
+        }
     }
 
     fn prove_destination(&self, proof: &IntentProof, key: &RouteKey, entry: Entry) -> Result<(), OpError> {

@@ -191,8 +191,8 @@ impl Prover<'_> {
         )?;
         self.identity(proof.device, proof.token)?;
         self.sources(ifindex, &proof.sources)?;
-        let policies = self.entries(ifindex, &proof.entries)?;
-        for &policy in &policies {
+        self.entries(ifindex, &proof.entries)?;
+        for policy in proof.policies() {
             self.selector(policy, proof.selected)?;
         }
         self.backends(&proof.backends)?;
@@ -200,6 +200,9 @@ impl Prover<'_> {
 
         for (key, entry) in &proof.entries {
             self.destination(&program, proof, key, *entry)?;
+        }
+        for (key, policy) in &proof.takeovers {
+            self.takeover(&program, proof, key, *policy)?;
         }
         Ok(())
     }
@@ -239,12 +242,7 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// The policies that the entries lead to.
-    fn entries(
-        &self,
-        ifindex: Ifindex,
-        entries: &BTreeMap<RouteKey, Entry>,
-    ) -> Result<BTreeSet<SlotId>, OpError> {
+    fn entries(&self, ifindex: Ifindex, entries: &BTreeMap<RouteKey, Entry>) -> Result<(), OpError> {
         for (route, entry) in entries {
             let what = format_args!("entry {route} of device {ifindex}");
             if let Some(key) = convert::service_key(ifindex, route) {
@@ -267,7 +265,7 @@ impl Prover<'_> {
                 compare(what, &wanted, found.as_ref())?;
             }
         }
-        Ok(entries.values().map(|entry| entry.policy).collect())
+        Ok(())
     }
 
     fn selector(&self, policy: SlotId, selected: Selected) -> Result<(), OpError> {
@@ -316,6 +314,54 @@ impl Prover<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Asks about a destination that another policy has still, as if its entry led to this one: for each member of the
+    /// set but the consumer itself. One that takes such packets is enough, as it is for the program.
+    fn takeover(
+        &self,
+        program: &Program,
+        proof: &IntentProof,
+        key: &RouteKey,
+        policy: SlotId,
+    ) -> Result<(), OpError> {
+        let ifindex = proof.device.ifindex;
+        let packet = taken_over(key);
+        let mut asked = BTreeSet::new();
+        for index in (proof.selected.base..).take(usize::from(proof.selected.length)) {
+            let found = self
+                .maps
+                .slots
+                .lookup(&index)
+                .map_err(|errno| write::refused("reading", pin::SLOTS, errno))?;
+            let member = found.and_then(|id| Some((id, proof.backends.get(&id)?.ifindex)));
+            let Some((backend, target)) =
+                member.filter(|(id, target)| *target != ifindex && asked.insert(*id))
+            else {
+                continue;
+            };
+            let answer = self.ask(program, ifindex, &packet, Question::slot(index, policy))?;
+            let right = Answer {
+                verdict: Verdict::Delivered,
+                target,
+                policy,
+                generation: proof.selected.generation,
+                backend,
+            };
+            if answer == right {
+                return Ok(());
+            }
+            if answer.verdict == Verdict::Delivered {
+                return Err(disproved(format!(
+                    "asked for {key} by slot {index} of policy slot {policy}, the program of device {ifindex} answers \
+                     {answer:?}"
+                )));
+            }
+        }
+        Err(disproved(format!(
+            "asked for {key} as if it led to policy slot {policy}, the program of device {ifindex} delivers to none of \
+             backends {asked:?}"
+        )))
     }
 
     /// Asks about one destination.
@@ -596,6 +642,31 @@ const fn made_up(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+    }
+}
+
+/// A packet to a destination whose route is not looked up: of a prefix, its family alone makes a difference.
+const fn taken_over(key: &RouteKey) -> Packet {
+    let (destination, protocol, port) = match *key {
+        RouteKey::Service {
+            address,
+            protocol,
+            port,
+        } => (address, protocol, port),
+        RouteKey::Prefix {
+            address: IpAddr::V4(_),
+            ..
+        } => (DESTINATION_V4, Protocol::Udp, 9),
+        RouteKey::Prefix {
+            address: IpAddr::V6(_),
+            ..
+        } => (DESTINATION_V6, Protocol::Udp, 9),
+    };
+    Packet {
+        source: made_up(destination),
+        destination,
+        protocol,
+        port,
     }
 }
 

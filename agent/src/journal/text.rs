@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use holdfast_engine::model::{
     Backend, BackendId, Boot, Effect, Entry, Happening, Ifindex, IntentProof, Leg, LogLine, Now, Op,
-    PolicySlot, RouteKey, Row, Selected, State,
+    PolicySlot, RouteKey, Row, Selected, SlotId, State,
 };
 
 /// A moment: seconds and nanoseconds of the boot clock.
@@ -198,13 +198,22 @@ fn policy(slot: &PolicySlot) -> String {
 
 fn proof(proof: &IntentProof) -> String {
     format!(
-        "prove {} for {:016x}: {} by {} with {}",
+        "prove {} for {:016x}: {}{} by {} with {}",
         proof.device.ifindex,
         proof.token.get(),
         entries(&proof.entries),
+        takeovers(&proof.takeovers),
         selected(proof.selected),
         list(proof.backends.keys())
     )
+}
+
+fn takeovers(takeovers: &BTreeMap<RouteKey, SlotId>) -> String {
+    if takeovers.is_empty() {
+        return String::new();
+    }
+    let takeovers = takeovers.iter().map(|(key, slot)| format!("{key} to {slot}"));
+    format!(" and to take over [{}]", takeovers.collect::<Vec<_>>().join(", "))
 }
 
 fn log(line: &LogLine) -> String {

@@ -284,13 +284,20 @@ pub fn brief(op: &Op) -> String {
             selected: set,
             ..
         } => format!("prove set {policy} {} at {}", selected(set), device.ifindex),
-        Op::ProveIntent(proof) => format!(
-            "prove {} for {} {} by {}",
-            proof.device.ifindex,
-            proof.token.get(),
-            entries(&proof.entries),
-            selected(&proof.selected)
-        ),
+        Op::ProveIntent(proof) => {
+            let asked = std::iter::once(entries(&proof.entries)).filter(|entries| !entries.is_empty());
+            let takeovers = proof.takeovers.iter();
+            let asked: Vec<String> = asked
+                .chain(takeovers.map(|(key, slot)| format!("{}->{slot}:taken", short(key))))
+                .collect();
+            format!(
+                "prove {} for {} {} by {}",
+                proof.device.ifindex,
+                proof.token.get(),
+                asked.join(" "),
+                selected(&proof.selected)
+            )
+        }
     }
 }
 

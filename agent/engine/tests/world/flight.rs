@@ -82,13 +82,10 @@ pub(crate) fn writes(op: &Op) -> Vec<Item> {
         Op::WritePolicy { slot, .. } => vec![Item::Policy(*slot)],
         Op::DeleteIdentity { ifindex, .. } => vec![Item::Identity(*ifindex)],
         Op::ProveSet { policy, .. } => vec![Item::ProofOfSet(*policy)],
-        Op::ProveIntent(proof) => proof
-            .entries
-            .values()
-            .map(|entry| Item::ProofOf(proof.device.ifindex, entry.policy))
-            .collect::<BTreeSet<Item>>()
-            .into_iter()
-            .collect(),
+        Op::ProveIntent(proof) => {
+            let of = |slot| Item::ProofOf(proof.device.ifindex, slot);
+            proof.policies().into_iter().map(of).collect()
+        }
     }
 }
 
@@ -141,8 +138,9 @@ pub(crate) fn stands_on(op: &Op, kernel: &Kernel) -> Vec<Item> {
                 Item::Sources(ifindex),
                 Item::Slots(proof.selected.base, u32::from(proof.selected.length)),
             ];
-            items.extend(proof.entries.keys().map(|key| Item::Entry(ifindex, *key)));
-            items.extend(proof.entries.values().map(|entry| Item::Policy(entry.policy)));
+            let asked = proof.entries.keys().chain(proof.takeovers.keys());
+            items.extend(asked.map(|key| Item::Entry(ifindex, *key)));
+            items.extend(proof.policies().into_iter().map(Item::Policy));
             items.extend(proof.backends.keys().map(|id| Item::Backend(*id)));
             items
         }

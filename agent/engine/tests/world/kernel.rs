@@ -907,6 +907,14 @@ impl Kernel {
                 Some(&selected.unwrap_or_default()),
             )?;
         }
+        for slot in proof.takeovers.values() {
+            let selected = self.policies.get(slot).map(|policy| policy.selected);
+            same(
+                "selector",
+                Some(&proof.selected),
+                Some(&selected.unwrap_or_default()),
+            )?;
+        }
         for (id, backend) in &proof.backends {
             same(&format!("backend {id}"), Some(backend), self.backends.get(id))?;
         }
@@ -917,7 +925,11 @@ impl Kernel {
                 Some(&proof.backends.contains_key(id)),
             )?;
         }
-        for (key, entry) in &proof.entries {
+        let taken = proof.takeovers.iter().map(|(key, slot)| {
+            let policy = *slot;
+            (*key, Entry { policy, open: true })
+        });
+        for (key, entry) in &proof.entries.clone().into_iter().chain(taken).collect::<Vec<_>>() {
             let known: Vec<IpAddr> = proof
                 .sources
                 .iter()
@@ -1495,6 +1507,7 @@ mod tests {
             token: token(CONSUMER),
             sources: BTreeSet::from([SOURCE]),
             entries: entries(true),
+            takeovers: BTreeMap::new(),
             selected: policy(1).selected,
             backends: BTreeMap::from([(7, backend(1))]),
         }

@@ -231,13 +231,16 @@ mod scripts {
     scripts! {
         a_backend_that_could_not_be_freed_is_freed_later
         a_backend_that_drained_is_not_written_again
+        a_backend_that_is_being_written_is_freed_after_the_answer
         a_claim_stays_with_its_loser_while_the_winner_has_no_slot
         a_closed_claim_that_did_not_fit_is_tried_again
         a_consumer_kept_through_two_edits_is_held_on
         a_consumer_that_comes_while_a_switch_waits_reaches_nobody
         a_consumer_that_left_and_came_back_at_once_is_new
+        a_contested_consumer_keeps_what_its_policy_allows
         a_deleted_identity_voids_no_read_of_the_next
         a_destination_passes_to_no_slot_that_still_lets_pass
+        a_destination_that_passes_on_is_proven_first
         a_detach_that_failed_is_forgotten_when_somebody_is_back
         a_device_that_comes_back_with_its_program_leaks_nothing
         a_device_that_is_back_at_once_keeps_its_identity
@@ -268,11 +271,13 @@ mod scripts {
         a_saved_set_deletes_nothing_that_could_not_be_written
         a_saved_set_makes_room_for_nobody
         a_set_that_is_not_current_yet_entitles_nobody
+        a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_that_failed_is_freed_all_the_same
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
         a_void_read_without_an_answer_says_nothing
+        an_address_that_is_shared_proves_no_death
         an_attach_that_failed_is_tried_again_when_its_policy_is_gone
         an_attach_that_failed_is_tried_again_without_consumers
         an_attach_that_nobody_wants_any_more_is_not_tried
@@ -282,6 +287,7 @@ mod scripts {
         an_interface_that_is_left_is_cleaned_whatever_failed_before
         an_open_row_is_rewritten_while_entries_open
         an_orphan_that_is_done_is_forgotten
+        an_outdated_policy_keeps_nobody_else_waiting
         another_identity_of_a_member_is_tried_at_once
         claims_without_room_are_announced
         entries_kept_for_unknown_content_go_when_it_is_known
@@ -303,6 +309,7 @@ mod scripts {
         what_leads_to_another_policy_is_not_there_yet
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
+        what_the_former_incarnation_asked_is_one_question_too
         what_was_disproved_of_an_incarnation_dies_with_it
         what_was_disproved_of_one_set_is_not_held_against_the_next
         what_was_kept_and_then_claimed_is_not_kept_again

@@ -94,8 +94,8 @@ impl Trouble {
                 }
             }
             Op::ProveIntent(proof) => {
-                for entry in proof.entries.values() {
-                    match uid_of(&entry.policy) {
+                for policy in proof.policies() {
+                    match uid_of(&policy) {
                         Some(uid) => drop(self.pairs.insert((uid, proof.device.ifindex))),
                         None => drop(self.devices.insert(proof.device.ifindex)),
                     }
@@ -1170,12 +1170,10 @@ impl Oracle {
                     what()
                 );
             }
-            // A destination that passes to a policy whose set is selected already goes on in one write (ENGINE 10).
-            let passes = before.delivers() && before.policy != after.policy;
-            if matches!(flight.op, Op::WriteRow { .. } | Op::WriteEntries { .. }) && !passes {
+            if matches!(flight.op, Op::WriteRow { .. } | Op::WriteEntries { .. }) {
                 let proven = self.proofs.get(&(ifindex, slot)).is_some_and(|proof| {
                     Some(proof.token) == row.and_then(|row| row.token)
-                        && proof.entries.contains_key(&key)
+                        && proof.asks(&key)
                         && proof.selected == policy.selected
                 });
                 ensure!(proven, "ENGINE 7: nothing unproven goes live", "{}", what());
@@ -1189,12 +1187,7 @@ impl Oracle {
         let flight = self.flights.remove(&id)?;
         match (&flight.op, result) {
             (Op::ProveIntent(proof), Ok(_)) => {
-                for slot in proof
-                    .entries
-                    .values()
-                    .map(|entry| entry.policy)
-                    .collect::<BTreeSet<_>>()
-                {
+                for slot in proof.policies() {
                     self.proofs.insert((proof.device.ifindex, slot), proof.clone());
                 }
             }

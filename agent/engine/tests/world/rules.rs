@@ -99,6 +99,8 @@ pub(crate) struct Intent {
     pub(crate) producers: BTreeSet<u32>,
     /// Nothing but readiness stands between it and delivery.
     pub(crate) valid: bool,
+    /// What its policy allows it, also while nobody can say yet whose the interface is.
+    allowed: BTreeSet<u8>,
     /// It wants ranges: the node's own addresses must be known.
     pub(crate) ranges: bool,
 }
@@ -427,10 +429,7 @@ pub(crate) fn wants(told: &Told, features: Features) -> Wants {
         consumer_wants(told, &mut wants, consumer, of_consumer, features);
     }
     for (key, intent) in &wants.intents {
-        if !intent.valid {
-            continue;
-        }
-        for service in &intent.keys {
+        for service in &intent.allowed {
             wants
                 .pairs
                 .insert((intent.policy_uid, intent.consumer_uid, *service));
@@ -456,6 +455,7 @@ fn consumer_wants(
 ) {
     let judged = wants.attachments[consumer].clone();
     let mut taken: BTreeSet<u8> = BTreeSet::new();
+    let mut contested: BTreeSet<u8> = BTreeSet::new();
     let mut losers = Vec::new();
     for (policy, _) in policies {
         let wanted = &wants.policies[&policy.object.name];
@@ -471,6 +471,10 @@ fn consumer_wants(
         let valid = takes && !refused;
         if takes {
             taken.extend(&all);
+        }
+        let may_come = judged.right == Right::Nobody && all.is_disjoint(&contested);
+        if may_come {
+            contested.extend(&all);
         }
         let producers = wanted
             .ready
@@ -496,6 +500,11 @@ fn consumer_wants(
                 .is_none_or(|spec| spec.while_held == WhileHeld::Drop),
             producers,
             valid,
+            allowed: if valid || (may_come && !refused) {
+                all.clone()
+            } else {
+                BTreeSet::new()
+            },
             ranges: all.iter().any(|number| route(*number).is_prefix()),
         };
         let key = (policy.object.name.clone(), consumer.clone());

@@ -326,6 +326,7 @@ impl Told {
         let ifindex = link.ifindex;
         if let Some((device, identity)) = self.suspects.remove(&ifindex)
             && device.mac != link.mac
+            && named_by(&identity).is_some()
         {
             self.dead.insert((ifindex, identity.token), named_by(&identity));
         }
