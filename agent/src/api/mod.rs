@@ -4,5 +4,7 @@
 //! [`holdfast_engine::model`], [`hash`] is the SHA-256 that the engine is given from outside.
 
 pub mod hash;
+pub mod node_report;
+pub mod status;
 pub mod v1alpha1;
 pub mod validate;

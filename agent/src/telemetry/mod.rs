@@ -61,8 +61,18 @@ pub fn filter(text: &str) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
+/// A library that writes a line at error level for each request that fails: while a server is away, that is all the time.
+/// Whoever made the request says so once, and is the one to know whether it is an error.
+const CHATTY: &str = "kube_client";
+
 fn parsed(text: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::try_new(text).map_err(|error| TelemetryError::Filter {
+    let asked_for = text.contains(CHATTY);
+    let silenced = if asked_for || text.is_empty() {
+        text.to_owned()
+    } else {
+        format!("{text},{CHATTY}=off")
+    };
+    EnvFilter::try_new(silenced).map_err(|error| TelemetryError::Filter {
         filter: text.to_owned(),
         reason: error.to_string(),
     })
