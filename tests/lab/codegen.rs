@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use holdfast::api::crd;
 use holdfast::serve::metrics;
 
 use crate::alerts::{Alerts, Pace};
@@ -11,7 +12,7 @@ use crate::alerts::{Alerts, Pace};
 #[derive(Clone, Debug)]
 pub struct Generated {
     /// Where it is, from the root of the repository.
-    pub path: &'static str,
+    pub path: String,
     /// What it says.
     pub text: String,
 }
@@ -22,20 +23,28 @@ pub struct Generated {
 /// When a source of one makes no sense.
 pub fn files() -> anyhow::Result<Vec<Generated>> {
     let alerts = Alerts::read()?;
-    Ok(vec![
+    let mut files = vec![
         Generated {
-            path: "deploy/monitoring/METRICS.md",
+            path: "deploy/monitoring/METRICS.md".to_owned(),
             text: metrics::document(),
         },
         Generated {
-            path: "deploy/monitoring/rules/holdfast.yaml",
+            path: "deploy/monitoring/rules/holdfast.yaml".to_owned(),
             text: alerts.rules(Pace::SHIPPED)?,
         },
         Generated {
-            path: "deploy/monitoring/rules/prometheusrule.yaml",
+            path: "deploy/monitoring/rules/prometheusrule.yaml".to_owned(),
             text: alerts.object(Pace::SHIPPED)?,
         },
-    ])
+    ];
+    for definition in crd::all() {
+        let text = definition.yaml()?;
+        files.push(Generated {
+            path: format!("deploy/crds/{}.yaml", definition.plural),
+            text: format!("# Written by `cargo xtask codegen` from agent/src/api. Do not edit.\n{text}"),
+        });
+    }
+    Ok(files)
 }
 
 /// A path of the repository.
@@ -48,11 +57,11 @@ pub fn in_repository(path: &str) -> PathBuf {
 ///
 /// # Errors
 /// When one cannot be written.
-pub fn write() -> anyhow::Result<Vec<&'static str>> {
+pub fn write() -> anyhow::Result<Vec<String>> {
     let stale = files()?.into_iter().filter(|file| !is_current(file));
     stale
         .map(|file| {
-            let path = in_repository(file.path);
+            let path = in_repository(&file.path);
             path.parent()
                 .map_or(Ok(()), std::fs::create_dir_all)
                 .and_then(|()| std::fs::write(&path, &file.text))
@@ -66,11 +75,11 @@ pub fn write() -> anyhow::Result<Vec<&'static str>> {
 ///
 /// # Errors
 /// When a source of one makes no sense.
-pub fn stale() -> anyhow::Result<Vec<&'static str>> {
+pub fn stale() -> anyhow::Result<Vec<String>> {
     let stale = files()?.into_iter().filter(|file| !is_current(file));
     Ok(stale.map(|file| file.path).collect())
 }
 
 fn is_current(file: &Generated) -> bool {
-    std::fs::read_to_string(in_repository(file.path)).is_ok_and(|text| text == file.text)
+    std::fs::read_to_string(in_repository(&file.path)).is_ok_and(|text| text == file.text)
 }

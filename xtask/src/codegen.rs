@@ -15,6 +15,7 @@ pub(crate) const COMMAND: crate::Command = crate::Command {
 Usage: cargo xtask codegen [--check]
        cargo xtask codegen --scrape SECONDS
 
+  deploy/crds/                    from the types of the objects and their rules in the agent
   deploy/monitoring/METRICS.md    from the list of metrics in the agent
   deploy/monitoring/rules/        from deploy/monitoring/alerts.toml: a rules file, and an object for the operator
 

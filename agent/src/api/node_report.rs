@@ -8,28 +8,33 @@ use std::fmt;
 use std::str::FromStr;
 
 use holdfast_engine::model::{Origin, Uid};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema;
 use crate::report::PolicyReport;
 
 /// A report of one node, or one shard of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
     /// Name of the node. Immutable.
+    #[schemars(transform = schema::node)]
     pub node: String,
     /// Who wrote it, and about which life of the pins.
     pub epoch: Epoch,
-    /// Policy uid to [`Ack`], of the policies that are programmed.
+    /// Of each policy that is programmed, by its uid: `generation covers [origin-uid origin-generation]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(with = "BTreeMap<String, String>", transform = schema::atomic_map)]
     pub programmed: BTreeMap<Uid, String>,
     /// The policies that are not programmed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::atomic_list)]
     pub others: Vec<PolicyReport>,
 }
 
-/// See [`NodeReport::epoch`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Who wrote a report, and about which life of the pins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Epoch {
     /// Names the life of the pins: another one after a reboot or a wiped bpffs.

@@ -1,12 +1,14 @@
 //! `RoutePolicy.status`: what the controller says of a policy over all nodes.
 
 use holdfast_engine::model::Uid;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::schema;
 use crate::report::{IntentCounts, OriginReport};
 
 /// Status of a policy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RoutePolicyStatus {
     /// Generation that all of this was computed from.
@@ -15,6 +17,7 @@ pub struct RoutePolicyStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<OriginReport>,
     /// `Accepted`, `Programmed`, and `Ready`, which mirrors `Programmed`.
+    #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
     /// Nodes that have a consumer, by state.
     pub nodes: NodeCounts,
@@ -24,11 +27,12 @@ pub struct RoutePolicyStatus {
     pub intents: IntentCounts,
     /// At most five nodes that are not programmed, worst first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::atomic_list)]
     pub laggards: Vec<Laggard>,
 }
 
 /// One condition.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
     /// Which.
@@ -48,7 +52,7 @@ pub struct Condition {
 }
 
 /// See [`Condition::kind`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionKind {
     /// The object is well formed.
     Accepted,
@@ -59,7 +63,7 @@ pub enum ConditionKind {
 }
 
 /// See [`Condition::status`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Truth {
     /// Yes.
     True,
@@ -70,7 +74,7 @@ pub enum Truth {
 }
 
 /// Nodes by state: programmed + held + failed + pending + unknown = desired.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct NodeCounts {
     /// All that have a consumer.
@@ -88,7 +92,7 @@ pub struct NodeCounts {
 }
 
 /// A node that is not programmed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Laggard {
     /// Its name.

@@ -4,15 +4,21 @@
 //! refusal can name field and reason. Enumerations keep a value that they do not know: it may come from a newer
 //! release, and is `Unsupported` rather than malformed. Unknown fields are refused, because they are typos.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+
+use super::schema;
 
 /// API group and version of everything here.
 pub const API_VERSION: &str = "holdfast.dev/v1alpha1";
 /// API group.
 pub const GROUP: &str = "holdfast.dev";
+/// Version in the group.
+pub const VERSION: &str = "v1alpha1";
 
 /// Annotation: uid of the object that this one is a copy of.
 pub const ORIGIN_UID: &str = "holdfast.dev/origin-uid";
@@ -103,30 +109,37 @@ impl<'de> Deserialize<'de> for Ignored {
 }
 
 /// One network interface of one workload incarnation on one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = schema::attachment)]
 pub struct AttachmentSpec {
     /// Name of the node. Immutable.
+    #[schemars(transform = schema::node)]
     pub node: String,
     /// Host-side interface name, 1 to 15 bytes.
+    #[schemars(transform = schema::interface)]
     pub interface: String,
     /// The incarnation that must be registered: a pod UID, an instance id. Required in objects of an API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::identity)]
     pub identity: Option<String>,
     /// Addresses of the workload. None given: its source addresses are not checked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::workload_addresses)]
     pub addresses: Vec<String>,
 }
 
 /// Which consumers may reach which destinations through which producers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = schema::policy)]
 pub struct RoutePolicySpec {
     /// Attachments of the same namespace whose traffic it is about.
     pub consumers: LabelSelector,
     /// Attachments of the same namespace that serve it.
     pub producers: LabelSelector,
     /// The traffic, 1 to 64 of them, unique by address, protocol and port.
+    #[schemars(transform = schema::destinations)]
     pub destinations: Vec<Destination>,
     /// How packets reach a producer.
     #[serde(default)]
@@ -139,49 +152,61 @@ pub struct RoutePolicySpec {
     pub switchover: Switchover,
     /// Past it, without a live agent that is current with its source, the kernel stops serving. At least `10s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::max_staleness)]
     pub max_staleness: Option<String>,
 }
 
 /// Selects attachments by label: all requirements must hold. The empty selector would select everything and is
 /// refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = schema::selector)]
 pub struct LabelSelector {
     /// Labels that must have these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = schema::match_labels)]
     pub match_labels: BTreeMap<String, String>,
     /// Set-based requirements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::match_expressions)]
     pub match_expressions: Vec<LabelRequirement>,
 }
 
 /// One set-based requirement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = schema::requirement)]
 pub struct LabelRequirement {
     /// Label key.
+    #[schemars(transform = schema::label_key)]
     pub key: String,
     /// What is asked of it.
     pub operator: SelectorOperator,
     /// Values, for `In` and `NotIn` only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::label_values)]
     pub values: Vec<String>,
 }
 
 /// A service (one address, protocol and port) or a prefix (neither; a plain address is all of its traffic).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(transform = schema::destination)]
 pub struct Destination {
     /// Canonical address, or canonical CIDR without host bits.
+    #[schemars(transform = schema::destination_address)]
     pub address: String,
     /// Transport protocol of a service.
     #[serde(default, skip_serializing_if = "is_any")]
+    #[schemars(transform = schema::protocol)]
     pub protocol: Protocol,
     /// Port of a service, 1 to 65535; 0 = no service.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(transform = schema::port)]
     pub port: u16,
     /// Port at the producer, with `delivery: Translate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::target_port)]
     pub target_port: Option<u16>,
 }
 
@@ -194,14 +219,16 @@ fn is_zero(port: &u16) -> bool {
 }
 
 /// How a policy moves from one producer set to another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Switchover {
     /// How long it may wait for a ready producer, 1 s to 24 h.
+    #[schemars(transform = schema::deadline)]
     pub deadline: String,
     /// What happens then.
     pub on_deadline: OnDeadline,
     /// How long established flows stay on a leaving producer: `0s` cuts at once, else 1 s to 24 h.
+    #[schemars(transform = schema::drain)]
     pub drain: String,
 }
 
@@ -258,6 +285,17 @@ macro_rules! open_enum {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 String::deserialize(deserializer).map(Self::from)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            // An API server of this release takes no others.
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "enum": Self::KNOWN})
             }
         }
     };

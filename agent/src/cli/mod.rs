@@ -4,6 +4,7 @@ pub mod agent;
 pub mod attachment;
 pub mod client;
 pub mod completion;
+pub mod crds;
 pub mod diff;
 pub mod down;
 pub mod output;
@@ -100,6 +101,8 @@ pub enum Command {
     Preflight(preflight::Args),
     /// Take everything of holdfast from this node
     Uninstall(uninstall::Args),
+    /// Print the definitions of the objects for an API server
+    Crds(crds::Args),
     /// Print a completion script for a shell
     Completion(completion::Args),
 }
@@ -162,6 +165,7 @@ pub fn run(invocation: Invocation) -> Answer {
         Command::Replay(args) => replay::run(&directories, &args),
         Command::Preflight(args) => preflight::run(&directories, &args),
         Command::Uninstall(args) => uninstall::run(&directories, &args),
+        Command::Crds(args) => crds::run(&args),
         Command::Completion(args) => completion::run(&args),
     }
 }

@@ -6,12 +6,13 @@ mod stamps;
 
 use holdfast_engine::model::{State, Uid};
 use holdfast_engine::view::{Counts, PolicyView};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use stamps::{Stamps, rfc3339};
 
 /// One policy that selects a consumer here: an acknowledgment, or why there is none yet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyReport {
     /// Namespace.
@@ -19,6 +20,7 @@ pub struct PolicyReport {
     /// Name.
     pub name: String,
     /// Uid.
+    #[schemars(with = "String")]
     pub uid: Uid,
     /// Generation that this is about.
     pub generation: u64,
@@ -48,16 +50,17 @@ pub struct PolicyReport {
 }
 
 /// See [`PolicyReport::origin`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OriginReport {
     /// Uid.
+    #[schemars(with = "String")]
     pub uid: Uid,
     /// Generation.
     pub generation: u64,
 }
 
 /// See [`PolicyReport::serving`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServingReport {
     /// Generation that the kernel serves.
     pub generation: u64,
@@ -66,7 +69,7 @@ pub struct ServingReport {
 }
 
 /// Intents of a policy by state: programmed + held + failed + pending = desired.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct IntentCounts {
     /// All.
     pub desired: u64,

@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 )]
 mod api {
     pub mod hash;
+    pub mod schema;
     pub mod v1alpha1;
     pub mod validate;
 }
