@@ -12,6 +12,7 @@ pub mod counters;
 pub mod floor;
 pub mod ground;
 pub mod guest;
+pub mod kubernetes;
 pub mod lab;
 pub mod node;
 pub mod objects;

@@ -102,6 +102,16 @@ impl Space {
         self.net.as_fd()
     }
 
+    /// The network namespace as a file that other processes can open too, as long as this one lives.
+    #[must_use]
+    pub fn net_file(&self) -> PathBuf {
+        PathBuf::from(format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            self.net.as_raw_fd()
+        ))
+    }
+
     /// A path under the node's [`ROOT`] as this process can open it.
     ///
     /// # Errors

@@ -98,6 +98,12 @@ pub enum Reason {
     /// A program that the test calls is not installed.
     #[error("{0} is not installed (cargo xtask setup)")]
     NoProgram(&'static str),
+    /// The programs of Kubernetes are not there.
+    #[error("Kubernetes is not built (cargo xtask cluster build)")]
+    NoKubernetes,
+    /// A cluster needs more memory than there is.
+    #[error("a cluster takes about 1.5 GB of memory, and less is free")]
+    NoMemory,
 }
 
 impl Reason {
@@ -105,8 +111,8 @@ impl Reason {
     #[must_use]
     pub const fn could_be_met(self) -> bool {
         match self {
-            Self::NotRoot | Self::NoAgent | Self::NoObject | Self::NoProgram(_) => true,
-            Self::NoNamespaces | Self::NoBpf | Self::NoTap => false,
+            Self::NotRoot | Self::NoAgent | Self::NoObject | Self::NoProgram(_) | Self::NoKubernetes => true,
+            Self::NoNamespaces | Self::NoBpf | Self::NoTap | Self::NoMemory => false,
         }
     }
 }
@@ -120,6 +126,8 @@ pub enum Need {
     Object,
     /// What [`Need::Object`] says, and an agent.
     Agent,
+    /// Namespaces, and the programs of an API server.
+    ApiServer,
 }
 
 /// Skips the test that returns this error. There is no other way to skip.
@@ -214,6 +222,7 @@ fn missing(needs: &[Need]) -> Option<Reason> {
         Need::Namespaces => no_namespaces(),
         Need::Object => no_object(),
         Need::Agent => no_agent(),
+        Need::ApiServer => no_namespaces().or_else(crate::kubernetes::missing),
     })
 }
 

@@ -50,6 +50,20 @@ impl Args {
         Ok(None)
     }
 
+    /// Takes the first word, unless it is an option.
+    pub(crate) fn subcommand(&mut self) -> Option<String> {
+        let is_word = self.words.first().is_some_and(|word| !word.starts_with('-'));
+        is_word.then(|| self.words.remove(0))
+    }
+
+    /// All that is left, for another program. A leading `--` has kept it from being taken for ours.
+    pub(crate) fn all(mut self) -> Vec<String> {
+        if self.words.first().is_some_and(|word| word == "--") {
+            self.words.remove(0);
+        }
+        self.words
+    }
+
     /// What is left, when none of it is an option.
     pub(crate) fn rest(self) -> anyhow::Result<Vec<String>> {
         match self.words.iter().find(|word| word.starts_with('-')) {
@@ -113,6 +127,15 @@ mod tests {
     fn help_behind_a_double_dash_is_not_for_us() {
         assert!(args("--help").wants_help());
         assert!(!args("-- --help").wants_help());
+    }
+
+    #[test]
+    fn another_programs_words_stay_as_they_are() {
+        let mut words = args("kubectl -- get --help -- x");
+        assert!(!words.wants_help());
+        assert_eq!(words.subcommand().as_deref(), Some("kubectl"));
+        assert_eq!(words.all(), ["get", "--help", "--", "x"]);
+        assert_eq!(args("--nodes 3").subcommand(), None);
     }
 
     #[test]

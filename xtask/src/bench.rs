@@ -51,7 +51,7 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         bail!("--json is for one suite");
     }
     if !no_setup {
-        setup::all()?;
+        setup::install(setup::For::Testing)?;
     }
     let build = BuildDir::open()?;
     let program = build_program(&build)?;

@@ -28,7 +28,7 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let no_setup = args.switch("--no-setup");
     args.finish()?;
     if !no_setup {
-        setup::all()?;
+        setup::install(setup::For::Testing)?;
     }
     let build = BuildDir::open()?;
     println!("building the BPF object");

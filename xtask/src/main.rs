@@ -11,10 +11,13 @@ mod args;
 mod bench;
 mod bpf;
 mod cache;
+mod cluster;
 mod codegen;
 mod demo;
 mod elf;
 mod fuzz;
+mod go;
+mod image;
 mod mutants;
 mod setup;
 mod test;
@@ -47,6 +50,8 @@ const COMMANDS: &[Command] = &[
     mutants::COMMAND,
     fuzz::COMMAND,
     bench::COMMAND,
+    image::COMMAND,
+    cluster::COMMAND,
 ];
 
 fn main() -> ExitCode {

@@ -1,14 +1,14 @@
 //! `cargo xtask setup`: installs what building and testing need, and says so first.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
 use crate::args::Args;
 use crate::bpf::{self, LINKER_VERSION, Road};
-use crate::tools;
+use crate::{cluster, go, tools};
 
 pub(crate) const COMMAND: crate::Command = crate::Command {
     name: "setup",
@@ -17,8 +17,8 @@ pub(crate) const COMMAND: crate::Command = crate::Command {
 Usage: cargo xtask setup [--check]
 
 Says what is missing, then installs it: Debian packages (apt-get; with sudo if you are not root), rustup
-components, and bpf-linker into $XDG_CACHE_HOME/holdfast/tools (~/.cache/holdfast/tools). What is there stays
-untouched. Every other command takes --no-setup and then installs nothing.
+components, and bpf-linker and Go (which builds Kubernetes) into $XDG_CACHE_HOME/holdfast/tools (~/.cache/holdfast/tools).
+What is there stays untouched. Every other command takes --no-setup and then installs nothing.
 
 Options:
   --check  install nothing; exit 1 if something is missing",
@@ -53,10 +53,10 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let check_only = args.switch("--check");
     args.finish()?;
     if !check_only {
-        all()?;
+        install(For::Cluster)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let missing = Missing::find();
+    let missing = Missing::find(For::Cluster);
     missing.print();
     Ok(if missing.is_nothing() {
         ExitCode::SUCCESS
@@ -65,9 +65,20 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// What something is needed for. Each needs what those before it need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum For {
+    /// The BPF object and the agent.
+    Building,
+    /// The suites and the demo.
+    Testing,
+    /// A cluster.
+    Cluster,
+}
+
 /// Says what is missing and installs it.
-pub(crate) fn all() -> anyhow::Result<()> {
-    let missing = Missing::find();
+pub(crate) fn install(purpose: For) -> anyhow::Result<()> {
+    let missing = Missing::find(purpose);
     missing.print();
     missing.install()
 }
@@ -79,10 +90,11 @@ struct Missing {
     components: Vec<&'static str>,
     linker: bool,
     promtool: bool,
+    go: bool,
 }
 
 impl Missing {
-    fn find() -> Self {
+    fn find(purpose: For) -> Self {
         let linker = tools::find("bpf-linker").is_none();
         let mut packages = Vec::new();
         if !Road::Nightly.is_there() && !Road::Debian.is_there() {
@@ -91,7 +103,14 @@ impl Missing {
         if linker {
             packages.extend(LLVM_PACKAGES);
         }
-        packages.extend(TEST_PACKAGES);
+        if purpose >= For::Testing {
+            packages.extend(TEST_PACKAGES);
+        }
+        if purpose >= For::Cluster {
+            packages.extend(holdfast_cluster::packages());
+        }
+        packages.sort_unstable();
+        packages.dedup();
         packages.retain(|package| !is_installed(package));
         let components = COMPONENTS
             .into_iter()
@@ -101,12 +120,13 @@ impl Missing {
             packages,
             components,
             linker,
-            promtool: tools::find("promtool").is_none(),
+            promtool: purpose >= For::Testing && tools::find("promtool").is_none(),
+            go: purpose >= For::Cluster && !cluster::is_built() && go::find().is_none(),
         }
     }
 
     fn is_nothing(&self) -> bool {
-        self.packages.is_empty() && self.components.is_empty() && !self.linker && !self.promtool
+        self.packages.is_empty() && self.components.is_empty() && !self.linker && !self.promtool && !self.go
     }
 
     fn print(&self) {
@@ -127,6 +147,12 @@ impl Missing {
         if self.promtool {
             println!("  promtool (from Debian's package prometheus, unpacked: no server is installed)");
         }
+        if self.go {
+            println!(
+                "  Go {} (fetched as a Go module by Debian's, which is unpacked for that alone)",
+                go::VERSION
+            );
+        }
     }
 
     fn install(&self) -> anyhow::Result<()> {
@@ -146,6 +172,9 @@ impl Missing {
         }
         if self.promtool {
             unpack_promtool()?;
+        }
+        if self.go {
+            go::fetch()?;
         }
         Ok(())
     }
@@ -204,33 +233,36 @@ fn unpack_promtool() -> anyhow::Result<()> {
     let work = tools::cache_dir()?.join("promtool");
     let by_hand = "apt-get download prometheus && dpkg-deb -x prometheus_*.deb DIR, then put DIR/usr/bin/promtool on the PATH";
     println!("unpacking promtool into {}", bin.display());
-    let unpack = || -> anyhow::Result<()> {
-        if work.exists() {
-            fs::remove_dir_all(&work)?;
-        }
-        fs::create_dir_all(&work)?;
+    let take = || -> anyhow::Result<()> {
+        let tree = unpack(&["prometheus"], &work)?;
         fs::create_dir_all(&bin)?;
-        // The list of packages may be there and current: an update is only tried when the download fails.
-        let download = || {
-            tools::run(
-                tools::clean("apt-get")
-                    .current_dir(&work)
-                    .args(["-q", "download", "prometheus"]),
-            )
-        };
-        download().or_else(|_| apt(&["-q", "update"]).and_then(|()| download()))?;
-        let package = fs::read_dir(&work)?
-            .filter_map(Result::ok)
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("no package came")?;
-        let tree = work.join("tree");
-        tools::run(tools::clean("dpkg-deb").arg("-x").arg(&package).arg(&tree))?;
         fs::copy(tree.join("usr/bin/promtool"), bin.join("promtool"))?;
         fs::remove_dir_all(&work)?;
         Ok(())
     };
-    unpack().with_context(|| format!("by hand: {by_hand}"))
+    take().with_context(|| format!("by hand: {by_hand}"))
+}
+
+/// Downloads packages into a folder that is emptied first, and unpacks them there; gives the tree.
+pub(crate) fn unpack(packages: &[&str], work: &Path) -> anyhow::Result<PathBuf> {
+    if work.exists() {
+        fs::remove_dir_all(work)?;
+    }
+    fs::create_dir_all(work)?;
+    // The list of packages may be there and current: an update is only tried when the download fails.
+    let download = || {
+        let mut command = tools::clean("apt-get");
+        tools::run(command.current_dir(work).args(["-q", "download"]).args(packages))
+    };
+    download().or_else(|_| apt(&["-q", "update"]).and_then(|()| download()))?;
+    let tree = work.join("tree");
+    for entry in fs::read_dir(work)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            tools::run(tools::clean("dpkg-deb").arg("-x").arg(&path).arg(&tree))?;
+        }
+    }
+    Ok(tree)
 }
 
 fn is_root() -> bool {

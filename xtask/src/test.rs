@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::args::Args;
 use crate::cache::BuildDir;
-use crate::{bpf, fuzz, setup, tools};
+use crate::{bpf, cluster, fuzz, setup, tools};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
@@ -62,11 +62,17 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 
     let mut steps = Steps::default();
     if !no_setup && !list && !cases {
-        steps.step("set up", setup::all)?;
+        steps.step("set up", || setup::install(setup::For::Cluster))?;
     }
     let build = BuildDir::open()?;
     if !list && !cases {
         steps.step("BPF object", || bpf::build(&build, None).map(drop))?;
+    }
+    if whole && !quick {
+        // Those suites say themselves that it is not there.
+        if let Err(error) = steps.step("Kubernetes", cluster::build) {
+            eprintln!("error: Kubernetes is not built: {error:#}");
+        }
     }
     let suites = steps.step("build", || build_suites(&build))?;
     if list {

@@ -18,14 +18,7 @@ pub(crate) fn workspace_root() -> anyhow::Result<PathBuf> {
 }
 
 /// Holdfast's directory in the user's cache.
-pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
-    let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| Path::new(value).is_absolute()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
-            .join(".cache"),
-    };
-    Ok(base.join("holdfast"))
-}
+pub(crate) use holdfast_cluster::cache_dir;
 
 /// Where `setup` installs programs.
 pub(crate) fn tools_dir() -> anyhow::Result<PathBuf> {
