@@ -16,7 +16,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::api::hash;
+use crate::apiserver::{ApiServer, ConnectError, OtherNode};
 use crate::clock::{Clock, System};
+use crate::config::Source;
 use crate::datapath::{
     self, AgentLock, AttachMode, Datapath, DatapathError, Hook, Kernel, Opened, PinError, Sizes, filter,
 };
@@ -34,7 +36,7 @@ use crate::serve::look::{self, Looker};
 use crate::serve::socket::{self, SocketError};
 use crate::serve::{self};
 use crate::source::SourceNews;
-use crate::source::dir;
+use crate::source::{dir, kube};
 use crate::telemetry;
 
 /// What an agent is run with.
@@ -42,8 +44,10 @@ use crate::telemetry;
 pub struct Settings {
     /// Name of the node.
     pub node: String,
-    /// Directory of objects.
-    pub objects: PathBuf,
+    /// Where objects come from.
+    pub source: Source,
+    /// How to reach the API server, if that is not said by the environment.
+    pub kubeconfig: Option<PathBuf>,
     /// Where pins go.
     pub bpffs_dir: PathBuf,
     /// What survives a reboot.
@@ -99,6 +103,12 @@ pub enum StartError {
     #[cfg(feature = "chaos")]
     #[error(transparent)]
     Chaos(#[from] datapath::chaos::BadInstruction),
+    /// The API server's address and credentials.
+    #[error(transparent)]
+    ApiServer(#[from] ConnectError),
+    /// Credentials of another node's agent.
+    #[error(transparent)]
+    OtherNode(#[from] OtherNode),
     /// A directory of ours.
     #[error("cannot make {}: {source}", path.display())]
     Directory {
@@ -179,6 +189,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         state_dir: settings.state_dir.clone(),
         attach: settings.attach,
     })?;
+    let objects = objects(&settings).await?;
     let lock = AgentLock::take(&settings.bpffs_dir)?;
     // Links are subscribed to before the pins are read: a device that dies in between is told of.
     let monitor = Monitor::start(netlink::Options::default())?;
@@ -227,17 +238,17 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     }
 
     let (source_sender, source_receiver) = mpsc::channel::<SourceNews>(QUEUE);
-    // It ends by itself when the driver, which holds the other end, has ended.
-    let _source = dir::spawn(
-        dir::Config {
-            directory: settings.objects.clone(),
-            state_dir: settings.state_dir.clone(),
-            node: settings.node.clone(),
-        },
-        source_sender,
-        Arc::clone(&clock),
-        loops.counter(loops::SOURCE),
-    );
+    let mut writers = Vec::new();
+    // A source ends by itself when the driver, which holds the other end, has ended.
+    let rounds = loops.counter(loops::SOURCE);
+    match objects {
+        Objects::Directory(config) => {
+            let _source = dir::spawn(config, source_sender, Arc::clone(&clock), rounds);
+        }
+        Objects::Kube(config) => {
+            writers.push(kube::spawn(config, source_sender, Arc::clone(&clock), rounds));
+        }
+    }
 
     let (command_sender, command_receiver) = mpsc::channel(QUEUE);
     let (answer_sender, answer_receiver) = mpsc::channel(QUEUE);
@@ -250,7 +261,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let (memory_sender, memory_receiver) = watch::channel(Arc::new(Vec::<Remembered>::new()));
 
     let report_counts = WriteCounts::default();
-    let writers = vec![
+    writers.extend([
         report::file::spawn(
             &settings.run_dir,
             report_receiver.clone(),
@@ -264,7 +275,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             stamps.clone(),
             loops.counter(loops::MEMORY),
         ),
-    ];
+    ]);
 
     let sources = serve::Sources {
         driver: handle.clone(),
@@ -288,7 +299,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         clock: Arc::clone(&clock),
         stamps,
         started: clock.now(),
-        source: "dir",
+        source: settings.source.label(),
         all_policies: settings.all_policies,
         foreign_allowed: settings.allow_foreign_before,
         log: settings.log.clone(),
@@ -354,6 +365,37 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         _http: servers,
         _socket: socket,
     })
+}
+
+/// How long a start waits to learn whose credentials these are: an API server that is away keeps no agent from its work.
+const WHO_AM_I: Duration = Duration::from_secs(2);
+
+/// Where objects come from, made ready. Credentials of another node's agent are refused, if the API server says so soon; if
+/// not, the source asks again before it believes anything.
+async fn objects(settings: &Settings) -> Result<Objects, StartError> {
+    match &settings.source {
+        Source::Directory(directory) => Ok(Objects::Directory(dir::Config {
+            directory: directory.clone(),
+            state_dir: settings.state_dir.clone(),
+            node: settings.node.clone(),
+        })),
+        Source::Kube => {
+            let api = ApiServer::configured(settings.kubeconfig.as_deref()).await?;
+            if let Ok(Ok(identity)) = tokio::time::timeout(WHO_AM_I, api.who_am_i()).await {
+                identity.of_node(&settings.node)?;
+            }
+            Ok(Objects::Kube(kube::Config {
+                api,
+                state_dir: settings.state_dir.clone(),
+                node: settings.node.clone(),
+            }))
+        }
+    }
+}
+
+enum Objects {
+    Directory(dir::Config),
+    Kube(kube::Config),
 }
 
 /// Begins the journal of this life. It is for whoever looks later: without one the agent runs all the same.

@@ -3,6 +3,7 @@
 //! See ARCHITECTURE.md for the way of one event from netlink to map to acknowledgment.
 
 pub mod api;
+pub mod apiserver;
 pub mod app;
 pub mod cli;
 pub mod clock;

@@ -35,7 +35,7 @@ use holdfast::serve::look::Looker;
 use holdfast::serve::metrics::{FAMILIES, Scrape, Values, render};
 use holdfast::serve::wire::{Goal, PolicyDetail, Status, Wait, Waited};
 use holdfast::serve::{self, Sources, socket};
-use holdfast::source::{SourceProblem, SourceStatus};
+use holdfast::source::{SavedAt, SourceProblem, SourceStatus};
 use holdfast::telemetry::Control;
 use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{
@@ -270,6 +270,7 @@ fn snapshot() -> Snapshot {
         ],
         source: source(),
         source_age_ns: Some(2 * Boot::SECOND),
+        saved_age_ns: Some(60 * Boot::SECOND),
     }
 }
 
@@ -311,6 +312,10 @@ fn metrics_snapshot() -> MetricsSnapshot {
         policies: policies(),
         source: source(),
         source_last_activity: Some(at(998)),
+        saved: Some(SavedAt {
+            seen: at(998),
+            age_ms: 58_000,
+        }),
         durations: BTreeMap::from([(Leg::ReadyToProgrammed, histogram.clone())]),
         queue_depth: 3,
         queue_wait: histogram.clone(),
@@ -330,7 +335,7 @@ fn scrape(snapshot: MetricsSnapshot, stats: Stats) -> anyhow::Result<String> {
         stats,
         stamps: stamps(),
         started: at(10),
-        source: "dir",
+        source: "kube",
         foreign_allowed: false,
     })?)
 }
@@ -438,6 +443,7 @@ fn closed_families_are_there_from_the_start() -> anyhow::Result<()> {
         "holdfast_policy_",
         "holdfast_map_",
         "holdfast_source_last_activity_",
+        "holdfast_saved_set_",
     ];
     let missing: Vec<String> = series(full_scrape()?)
         .into_iter()
@@ -552,7 +558,7 @@ fn measured(troubled: usize) -> anyhow::Result<Measured> {
     let mut snapshot = metrics_snapshot();
     snapshot.policies = policies.collect();
     // What the empty scrape lacks too.
-    snapshot.source_last_activity = None;
+    (snapshot.source_last_activity, snapshot.saved) = (None, None);
     let mut measured = Measured {
         best: Duration::MAX,
         text: String::new(),
@@ -578,7 +584,7 @@ fn generated_files_are_current() -> anyhow::Result<()> {
 // --- JSON and the report -----------------------------------------------------------------------------------
 
 fn status_json() -> anyhow::Result<()> {
-    let status = Status::new(&snapshot(), &stamps(), at(10), "dir", "VERSION");
+    let status = Status::new(&snapshot(), &stamps(), at(10), "kube", "VERSION");
     golden("status.json", &pretty(&status)?)?;
     let mut text = cli::status::node(&status, false);
     text.push_str(&format!("\n--- with --all\n{}", cli::status::node(&status, true)));
@@ -591,7 +597,7 @@ fn status_json() -> anyhow::Result<()> {
         ..Summary::default()
     };
     (early.policies, early.attachments, early.source) = Default::default();
-    early.source_age_ns = None;
+    (early.source_age_ns, early.saved_age_ns) = (None, None);
     let status = Status::new(&early, &stamps(), at(10), "dir", "VERSION");
     golden("status-early.json", &pretty(&status)?)
 }
@@ -744,7 +750,7 @@ fn exit_codes() -> anyhow::Result<()> {
         "attachment unregister --ifindex 7 --token 0",
         "agent --attach xdp",
         "agent --delivery peer",
-        "agent --source kube",
+        "agent --source etcd",
         "agent log holdfast=loud",
         "agent log debug --reset",
         "agent --node edge-1 log",

@@ -10,7 +10,7 @@ use super::client::{Client, ClientError, block_on};
 use super::output::{self, Format, FormatArgs};
 use crate::app::{self, Running, Settings};
 use crate::config::layers::Setting;
-use crate::config::{AgentArgs, AgentConfig, Directories, Source};
+use crate::config::{AgentArgs, AgentConfig, Directories};
 use crate::serve::wire::{LogFilter, SetLog};
 use crate::telemetry::{self, Control, LogFormat};
 use crate::{fault, service};
@@ -28,6 +28,7 @@ Exit codes: 0 it was told to end, 1 it could not start or had to end, 2 a flag, 
 
 Examples:
   holdfast agent --source dir:/etc/holdfast/objects --node edge-1
+  holdfast agent --source kube --kubeconfig /etc/holdfast/kubeconfig
   HOLDFAST_LISTEN=127.0.0.1:9700 HOLDFAST_LOG=debug holdfast agent
   holdfast agent --config edge.toml --print-config        what would it run with, and why?
   holdfast agent --print-config > /etc/holdfast/agent.toml
@@ -234,10 +235,10 @@ async fn end(running: Running) {
 }
 
 fn settings(config: AgentConfig, log: Control) -> Settings {
-    let Source::Directory(objects) = config.source;
     Settings {
         node: config.node,
-        objects,
+        source: config.source,
+        kubeconfig: config.kubeconfig,
         bpffs_dir: config.directories.bpffs_dir,
         state_dir: config.directories.state_dir,
         run_dir: config.directories.run_dir,

@@ -110,8 +110,12 @@ pub fn node(status: &Status, all: bool) -> String {
         Some(stamp) => format!("read {} ago", age(stamp, now)),
         None => "never read".to_owned(),
     };
+    let saved = match &status.source.saved {
+        Some(stamp) => format!(", saved set {} old", age(stamp, now)),
+        None => String::new(),
+    };
     text.push_str(&format!(
-        "source {}: {read}; {}\n",
+        "source {}: {read}{saved}; {}\n",
         status.source.kind,
         if objects.is_empty() {
             "no objects".to_owned()

@@ -52,7 +52,7 @@ pub struct Directories {
 /// Flags of `holdfast agent`.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct AgentArgs {
-    /// Where desired objects come from: `dir:PATH`, a directory of YAML or JSON files
+    /// Where desired objects come from: `dir:PATH`, a directory of YAML or JSON files; `kube`, an API server
     #[arg(
         long,
         env = "HOLDFAST_SOURCE",
@@ -60,6 +60,9 @@ pub struct AgentArgs {
         default_value = "dir:/etc/holdfast/objects"
     )]
     pub source: Source,
+    /// How to reach the API server [default: what KUBECONFIG names, else the cluster that this is a pod of]
+    #[arg(long, env = "HOLDFAST_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Name of this node, as attachments name it [default: the host name]
     #[arg(long, env = "HOLDFAST_NODE", value_name = "NAME", value_parser = node)]
     pub node: Option<String>,
@@ -185,6 +188,19 @@ fn size(most: i64) -> clap::builder::RangedI64ValueParser<u32> {
 pub enum Source {
     /// A directory of files.
     Directory(PathBuf),
+    /// An API server.
+    Kube,
+}
+
+impl Source {
+    /// As metrics and `holdfast status` name it.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Directory(_) => "dir",
+            Self::Kube => "kube",
+        }
+    }
 }
 
 impl FromStr for Source {
@@ -193,7 +209,8 @@ impl FromStr for Source {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("dir", path)) if !path.is_empty() => Ok(Self::Directory(path.into())),
-            _ => Err("this release knows dir:PATH".to_owned()),
+            None if text == "kube" => Ok(Self::Kube),
+            _ => Err("this release knows dir:PATH and kube".to_owned()),
         }
     }
 }
@@ -250,6 +267,8 @@ pub struct AgentConfig {
     pub directories: Directories,
     /// Where desired objects come from.
     pub source: Source,
+    /// How to reach the API server.
+    pub kubeconfig: Option<PathBuf>,
     /// Name of this node.
     pub node: String,
     /// Health and metrics.
@@ -300,6 +319,7 @@ impl AgentConfig {
         Ok(Self {
             directories,
             source: args.source,
+            kubeconfig: args.kubeconfig,
             node,
             listen: args.listen,
             metrics_listen: args.metrics_listen,
@@ -371,11 +391,18 @@ mod tests {
     }
 
     #[test]
+    fn an_api_server_can_be_the_source() {
+        let config = config(&["--source", "kube", "--kubeconfig", "/etc/holdfast/kubeconfig"]).unwrap();
+        assert_eq!(config.source, Source::Kube);
+        assert_eq!(config.kubeconfig, Some("/etc/holdfast/kubeconfig".into()));
+    }
+
+    #[test]
     fn what_does_not_go_is_refused() {
         for flags in [
             ["--attach", "xdp"],
             ["--delivery", "peer"],
-            ["--source", "kube"],
+            ["--source", "kube:x"],
             ["--source", "dir:"],
             ["--node", "Edge_1"],
             ["--map-flows", "0"],

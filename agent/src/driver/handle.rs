@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::loops;
-use crate::source::SourceStatus;
+use crate::source::{SavedAt, SourceStatus};
 
 /// What others may ask of the driver.
 #[derive(Debug)]
@@ -70,6 +70,8 @@ pub struct Snapshot {
     pub source: SourceStatus,
     /// Age of the source's last sign of life, nanoseconds; none = never.
     pub source_age_ns: Option<u64>,
+    /// Age of the saved set, nanoseconds; none = the source has none.
+    pub saved_age_ns: Option<u64>,
 }
 
 /// What a scrape needs from the engine's task.
@@ -87,6 +89,8 @@ pub struct MetricsSnapshot {
     pub source: SourceStatus,
     /// The source's last sign of life.
     pub source_last_activity: Option<Now>,
+    /// What the disk has of the source's set.
+    pub saved: Option<SavedAt>,
     /// `holdfast_programming_duration_seconds`: per leg the count, the sum in nanoseconds, and counts per bucket.
     pub durations: std::collections::BTreeMap<holdfast_engine::model::Leg, Histogram>,
     /// From the time that the origins of policies name to the first sight here.

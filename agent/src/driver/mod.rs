@@ -23,7 +23,7 @@ use crate::journal::Journal;
 use crate::loops;
 use crate::netlink::LinkNews;
 use crate::netlink::hooks::HookNews;
-use crate::source::{SourceNews, SourceStatus};
+use crate::source::{SavedAt, SourceNews, SourceStatus};
 use crate::telemetry;
 
 pub use handle::{Command, Gone, Handle, Histogram, MetricsSnapshot, PolicyStatus, Snapshot};
@@ -108,6 +108,7 @@ pub struct Driver {
     waiters: Vec<Waiter>,
     source: SourceStatus,
     source_activity: Option<Now>,
+    saved: Option<SavedAt>,
     durations: BTreeMap<Leg, Histogram>,
     origin_to_seen: Histogram,
     /// Rounds of the lanes.
@@ -164,6 +165,7 @@ impl Driver {
             waiters: Vec::new(),
             source: SourceStatus::default(),
             source_activity: None,
+            saved: None,
             durations: BTreeMap::new(),
             origin_to_seen: Histogram::default(),
             loops: BTreeMap::new(),
@@ -302,11 +304,9 @@ impl Driver {
                 self.handle(event, now);
             }
             Input::Source(news) => {
-                if !matches!(news, SourceNews::Failing(_)) {
-                    self.source_activity = Some(now);
-                }
                 match news {
                     SourceNews::Changes(changes) => self.handle(Event::Objects(changes), now),
+                    SourceNews::SavedComplete => self.handle(Event::SavedComplete, now),
                     SourceNews::Complete => {
                         self.handle(Event::SourceComplete, now);
                         // Also if there is no policy left: the report of the life before may name some.
@@ -315,7 +315,13 @@ impl Driver {
                     SourceNews::Arrived(ages) => {
                         ages.into_iter().for_each(|age| self.origin_to_seen.observe(age));
                     }
-                    SourceNews::Status(status) | SourceNews::Failing(status) => self.source = status,
+                    SourceNews::Status(status) => {
+                        self.source = status;
+                        self.source_activity = Some(now);
+                    }
+                    SourceNews::Condition(status) => self.source = status,
+                    SourceNews::Alive(at) => self.source_activity = Some(at),
+                    SourceNews::Saved(at) => self.saved = Some(at),
                 }
             }
             Input::Wake(ifindex) => self.handle(Event::Poke(ifindex), now),
@@ -443,6 +449,7 @@ impl Driver {
             attachments: self.engine.view().attachments().collect(),
             source: self.source.clone(),
             source_age_ns: self.source_activity.map(|at| now.boot.since(at.boot)),
+            saved_age_ns: self.saved.map(|saved| saved.age_ns(now)),
             ..self.report_snapshot(now)
         }
     }
@@ -472,6 +479,7 @@ impl Driver {
             },
             source: self.source.clone(),
             source_last_activity: self.source_activity,
+            saved: self.saved,
             durations: self.durations.clone(),
             origin_to_seen: self.origin_to_seen.clone(),
             queue_depth: self.inputs.waiting() as u64,

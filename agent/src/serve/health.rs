@@ -90,13 +90,14 @@ const fn lane_name(lane: Lane) -> &'static str {
     }
 }
 
-/// Whether each thing is there that readiness needs. A held intent does not make the agent unready.
+/// Whether each thing is there that readiness needs. A held intent does not make the agent unready, nor does a source that
+/// is away while its saved set is in force.
 fn readiness(summary: &Summary) -> [Check; 5] {
     let check = |name, barrier| Check {
         name,
-        wrong: summary
-            .waiting_for
-            .contains(&barrier)
+        wrong: (summary.waiting_for.contains(&barrier)
+            // The first pass is done: over a saved set, if the live one is still waited for.
+            && !(barrier == Barrier::Objects && summary.first_pass_done))
             .then(|| word(&barrier).to_owned()),
     };
     [

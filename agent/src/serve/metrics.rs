@@ -252,6 +252,13 @@ impl Scrape {
                 None => Ok(()),
             }
         })?;
+        out.family(&catalogue::SAVED_SET, |family| match snapshot.saved {
+            Some(saved) => {
+                let until = self.stamps.wall_ms(saved.seen).saturating_sub(saved.age_ms);
+                family.plain_gauge(seconds(until))
+            }
+            None => Ok(()),
+        })?;
         out.family(&catalogue::SOURCE_OBJECTS, |family| {
             for kind in Kind::ALL {
                 let count = snapshot.source.objects.get(kind.as_str()).copied().unwrap_or(0);

@@ -63,10 +63,13 @@ pub struct Ready {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
-    /// `dir`.
+    /// `dir` or `kube`.
     pub kind: String,
     /// Last proof of life, RFC 3339.
     pub last_activity: Option<String>,
+    /// Until when the saved set was what the source has, RFC 3339; absent for a source that saves none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<String>,
     /// Objects in force by kind.
     pub objects: BTreeMap<String, u64>,
     /// Input that could not be used.
@@ -326,6 +329,9 @@ impl Status {
                 kind: source.to_owned(),
                 last_activity: snapshot
                     .source_age_ns
+                    .map(|age| rfc3339(snapshot.now_wall_ms.saturating_sub(age_ms(age)))),
+                saved: snapshot
+                    .saved_age_ns
                     .map(|age| rfc3339(snapshot.now_wall_ms.saturating_sub(age_ms(age)))),
                 objects: snapshot.source.objects.clone(),
                 problems: snapshot.source.problems.clone(),

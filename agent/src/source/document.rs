@@ -140,6 +140,37 @@ impl From<Spanned<Value>> for Node {
     }
 }
 
+/// JSON that was read already: nothing of it has a place.
+impl From<serde_json::Value> for Node {
+    fn from(json: serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+        let value = match json {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::Bool(value),
+            Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(value), _) => Value::Number(value),
+                (None, Some(value)) => Value::Negative(value),
+                (None, None) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Value::Text(text),
+            Json::Array(items) => Value::List(items.into_iter().map(Self::from).collect()),
+            Json::Object(entries) => Value::Map(
+                entries
+                    .into_iter()
+                    .map(|(text, value)| {
+                        let place = Place::default();
+                        (Key { place, text }, Self::from(value))
+                    })
+                    .collect(),
+            ),
+        };
+        Self {
+            place: Place::default(),
+            value,
+        }
+    }
+}
+
 impl Node {
     /// The value under a key of a mapping.
     #[must_use]

@@ -2,10 +2,12 @@
 
 pub mod dir;
 pub mod document;
+mod good;
+pub mod kube;
 
 use std::fmt;
 
-use holdfast_engine::model::ObjectChange;
+use holdfast_engine::model::{Boot, Now, ObjectChange};
 use serde::{Deserialize, Serialize};
 
 /// What a source says.
@@ -13,14 +15,41 @@ use serde::{Deserialize, Serialize};
 pub enum SourceNews {
     /// One scan or one batch of changes.
     Changes(Vec<ObjectChange>),
+    /// The objects so far are the last complete set of an earlier life.
+    SavedComplete,
     /// The set is complete since the start.
     Complete,
     /// Policies that name the time of their origin were seen for the first time so many nanoseconds after it.
     Arrived(Vec<u64>),
     /// Proof of life, and what is wrong with objects that could not be used at all. Replaces the earlier one.
     Status(SourceStatus),
-    /// The source itself cannot be read: what it said stays, and this is no proof of life.
-    Failing(SourceStatus),
+    /// The same without a proof of life: a source that cannot be read, or one that proves its life by [`Self::Alive`]. What
+    /// it said stays.
+    Condition(SourceStatus),
+    /// It was heard of at this moment.
+    Alive(Now),
+    /// What the disk has of the set.
+    Saved(SavedAt),
+}
+
+/// Until when a saved set was what the source had: `age_ms` before `seen`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedAt {
+    /// A moment of this life.
+    pub seen: Now,
+    /// Milliseconds before it, by the wall clock.
+    pub age_ms: i64,
+}
+
+impl SavedAt {
+    /// How old it is, nanoseconds.
+    #[must_use]
+    pub fn age_ns(self, now: Now) -> u64 {
+        let before = u64::try_from(self.age_ms).unwrap_or_default();
+        now.boot
+            .since(self.seen.boot)
+            .saturating_add(before.saturating_mul(Boot::MILLI))
+    }
 }
 
 /// How a source is doing.
@@ -35,7 +64,7 @@ pub struct SourceStatus {
 /// A piece of input that could not be used. What it last said well stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceProblem {
-    /// File, relative to the directory.
+    /// File, relative to the directory; or the object.
     pub file: String,
     /// Line, from 1, if known.
     pub line: Option<u64>,

@@ -259,9 +259,19 @@ pub(super) const PROOFS: Family = counter(
 pub(super) const SOURCE_LAST_ACTIVITY: Family = gauge(
     "holdfast_source_last_activity_timestamp_seconds",
     "Last proof of life of the source of objects, by the node's clock.",
-    &[open("source", "`dir`: a directory of files")],
+    &[open(
+        "source",
+        "`dir`: a directory of files, `kube`: an API server",
+    )],
 )
 .absent("before the first");
+pub(super) const SAVED_SET: Family = gauge(
+    "holdfast_saved_set_timestamp_seconds",
+    "Until when the set of objects on the disk was the one that the source has, by the node's clock: what a boot without \
+     the API server would serve.",
+    &[],
+)
+.absent("for a directory, which is its own, and before the first set is saved");
 pub(super) const SOURCE_OBJECTS: Family = gauge(
     "holdfast_source_objects",
     "Objects in force on this node by kind.",
@@ -289,7 +299,7 @@ pub(super) const BUILD_INFO: Family = gauge(
 );
 
 /// All families, in the order in which they are exported.
-pub const FAMILIES: [&Family; 30] = [
+pub const FAMILIES: [&Family; 31] = [
     &INTENTS,
     &HELD_INTENTS,
     &FAILED_INTENTS,
@@ -315,6 +325,7 @@ pub const FAMILIES: [&Family; 30] = [
     &PACKETS,
     &PROOFS,
     &SOURCE_LAST_ACTIVITY,
+    &SAVED_SET,
     &SOURCE_OBJECTS,
     &SOURCE_PROBLEMS,
     &TIME,

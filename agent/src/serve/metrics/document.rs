@@ -33,7 +33,6 @@ const TAIL: &str = "
 
 | name | comes with |
 | --- | --- |
-| `holdfast_saved_set_timestamp_seconds` | a source that keeps its last complete set on disk (an API server). A directory needs none: it is its own |
 | `holdfast_controller_leader`, `holdfast_controller_nodes`, `holdfast_controller_laggards`, `holdfast_controller_status_writes_total`, `holdfast_controller_policy_behind_since_timestamp_seconds` | the controller |
 
 The alerts know them already, and are silent without them.

@@ -12,14 +12,13 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::model::{Origin, Uid};
+use holdfast_engine::model::Uid;
 use rand::TryRng;
 use serde::{Deserialize, Serialize};
 
-use super::Key;
 use crate::api::hash::sha256;
-use crate::api::v1alpha1::{AttachmentSpec, RoutePolicySpec};
 use crate::files::{self, FileError};
+use crate::source::good::{Good, Key};
 
 /// Name of the file in the state directory.
 pub const NAME: &str = "objects.log";
@@ -74,31 +73,6 @@ impl Version {
             created_ms: 0,
         }
     }
-}
-
-/// A content that was good.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Good {
-    /// Generation that it had.
-    pub generation: u64,
-    /// Labels.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-    /// Origin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
-    /// The rest.
-    pub spec: GoodSpec,
-}
-
-/// See [`Good::spec`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum GoodSpec {
-    /// Of an attachment.
-    Attachment(AttachmentSpec),
-    /// Of a policy.
-    RoutePolicy(RoutePolicySpec),
 }
 
 /// A line of the file.

@@ -12,29 +12,13 @@ mod tests;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use holdfast_engine::model::{ObjectName, Origin};
-use serde::{Deserialize, Serialize};
 
-use crate::api::v1alpha1::Kind;
 use crate::api::validate::Meta;
 
 pub use ledger::NAME as LEDGER;
 pub use watch::{Config, spawn};
-
-/// Names an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Key {
-    kind: Kind,
-    name: ObjectName,
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.name)
-    }
-}
 
 fn meta(
     name: &ObjectName,

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use holdfast_engine::model::{FailReason, ObjectName, Origin, Refusal};
 
-use super::Key;
 use super::ledger::{Claim, content_hash};
 use crate::api::v1alpha1::{
     API_VERSION, AttachmentSpec, GROUP, Kind, LabelSelector, Metadata, RoutePolicySpec,
 };
 use crate::api::validate::{self, Problem, Problems};
 use crate::source::document::{Node, Place, Value};
+use crate::source::good::Key;
 
 /// What a document is.
 #[derive(Debug)]

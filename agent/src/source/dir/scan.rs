@@ -8,18 +8,17 @@ use std::path::{Path, PathBuf};
 
 use holdfast_engine::model::{ObjectChange, Uid};
 
-use super::ledger::{Claim, Good, GoodSpec, Ledger, Version};
+use super::ledger::{Claim, Ledger, Version};
+use super::meta;
 use super::object::{self, Content, Document, Object};
-use super::{Key, meta};
 use crate::api::hash::sha256;
 use crate::api::validate::{self, Provenance};
 use crate::source::document::{self, Place};
+use crate::source::good::{Good, GoodSpec, Key, bounded, nanos_between, plain_problem};
 use crate::source::{SourceProblem, SourceStatus};
 
 /// Largest file that is read.
 pub(super) const MAX_FILE: u64 = 16 << 20;
-/// Problems that are told one by one; the rest as a number.
-const MAX_PROBLEMS: usize = 1_000;
 
 /// Which files may have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -454,7 +453,7 @@ impl Scanner {
         match verdict {
             Verdict::Gone => {
                 if self.told.remove(key).is_some() {
-                    changes.push(gone(key));
+                    changes.push(key.gone());
                 }
             }
             Verdict::Keep => self.tell_last_good(key, changes),
@@ -524,15 +523,7 @@ impl Scanner {
     /// A good content as the engine knows it; none if an earlier release took for good what this one does not.
     fn change(&self, key: &Key, version: &Version, good: &Good) -> Option<ObjectChange> {
         let meta = meta(&key.name, version, &good.labels, good.origin.as_ref());
-        match &good.spec {
-            GoodSpec::Attachment(spec) if spec.node != self.node => None,
-            GoodSpec::Attachment(spec) => validate::attachment(&meta, spec, Provenance::File)
-                .ok()
-                .map(ObjectChange::Attachment),
-            GoodSpec::RoutePolicy(spec) => validate::policy_spec(spec)
-                .ok()
-                .map(|spec| ObjectChange::Policy(validate::policy(&meta, Ok(spec)))),
-        }
+        good.change(&meta, &self.node, Provenance::File)
     }
 
     /// How the directory is doing.
@@ -580,20 +571,8 @@ impl Scanner {
         problems.sort_by(|a, b| {
             (&a.file, a.line, a.column, &a.reason).cmp(&(&b.file, b.line, b.column, &b.reason))
         });
-        if problems.len() > MAX_PROBLEMS {
-            let more = problems.len() - MAX_PROBLEMS;
-            problems.truncate(MAX_PROBLEMS);
-            problems.push(plain_problem("", format!("{more} more problems")));
-        }
-        status.problems = problems;
+        status.problems = bounded(problems);
         status
-    }
-}
-
-fn gone(key: &Key) -> ObjectChange {
-    match key.kind {
-        crate::api::v1alpha1::Kind::Attachment => ObjectChange::AttachmentGone(key.name.clone()),
-        crate::api::v1alpha1::Kind::RoutePolicy => ObjectChange::PolicyGone(key.name.clone()),
     }
 }
 
@@ -606,16 +585,6 @@ fn problem(file: &str, text: &str, place: Place, reason: String) -> SourceProble
         reason,
         excerpt: document::excerpt(text, place),
     }
-}
-
-/// Nanoseconds from one wall-clock time to another; none if the clocks disagree about which is first.
-fn nanos_between(then_ms: i64, now_ms: i64) -> Option<u64> {
-    let ms = u64::try_from(now_ms.checked_sub(then_ms)?).ok()?;
-    Some(ms.saturating_mul(1_000_000))
-}
-
-fn plain_problem(file: &str, reason: String) -> SourceProblem {
-    problem(file, "", Place::default(), reason)
 }
 
 /// Whether a file was written within the last second, by the file system's own clock.

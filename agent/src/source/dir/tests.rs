@@ -922,8 +922,9 @@ impl Live {
                     self.failing = false;
                     self.problems = status.problems.iter().map(ToString::to_string).collect();
                 }
-                SourceNews::Failing(_) => self.failing = true,
+                SourceNews::Condition(_) => self.failing = true,
                 SourceNews::Arrived(ages) => self.arrived.extend(ages),
+                news => panic!("a directory says {news:?}"),
             }
         }
     }

@@ -244,7 +244,7 @@ impl Follower {
                 excerpt: None,
             },
         );
-        self.send(SourceNews::Failing(status)).await
+        self.send(SourceNews::Condition(status)).await
     }
 
     async fn send(&self, news: SourceNews) -> Result<(), Closed> {
