@@ -13,8 +13,8 @@ use super::validate::{
     MAX_VALUES,
 };
 
-/// Parts of a DNS subdomain.
-const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+/// Parts of a DNS subdomain. (A backslash would be one too few in CEL, where it begins an escape.)
+const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 /// Longest DNS subdomain.
 const MAX_SUBDOMAIN: usize = 253;
 /// What label names and values are made of.
@@ -202,7 +202,10 @@ pub fn match_labels(schema: &mut Schema) {
     change_at(schema, "additionalProperties", label_value);
     rule(
         schema,
-        &format!("self.all(key, key.matches('^{}$'))", label_key_pattern()),
+        &format!(
+            "self.all(key, key.indexOf('/') <= {MAX_SUBDOMAIN} && key.matches('^{}$'))",
+            label_key_pattern()
+        ),
         "not a label key",
     );
 }
