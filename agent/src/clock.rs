@@ -21,9 +21,21 @@ impl Clock for System {
             .unwrap_or(0)
             .saturating_mul(Boot::SECOND)
             + u64::try_from(boot.tv_nsec).unwrap_or(0);
+        let wall_ms = wall.tv_sec * 1_000 + wall.tv_nsec / 1_000_000;
+        #[cfg(any(test, feature = "chaos"))]
+        let wall_ms = wall_ms + faults::WALL_AHEAD_MS.load(std::sync::atomic::Ordering::Relaxed);
         Now {
             boot: Boot(nanos),
-            wall_ms: wall.tv_sec * 1_000 + wall.tv_nsec / 1_000_000,
+            wall_ms,
         }
     }
+}
+
+/// Faults on purpose, for tests.
+#[cfg(any(test, feature = "chaos"))]
+pub(crate) mod faults {
+    use std::sync::atomic::AtomicI64;
+
+    /// How far the wall clock is ahead of the right time, milliseconds: it cannot be set for one process.
+    pub(crate) static WALL_AHEAD_MS: AtomicI64 = AtomicI64::new(0);
 }

@@ -1,18 +1,22 @@
 //! What a node's operator and its service manager do with the agent: start, watch, ask, change, end.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use holdfast_tests::lab::DNS;
+use anyhow::{Context, ensure};
+use holdfast_tests::lab::{DNS, WEB};
+use holdfast_tests::process::program;
 use holdfast_tests::space::ROOT;
 use holdfast_tests::{EVENT_BUDGET, Lab, Node, throughout, unit, until};
 use rustix::process::Signal;
 
 holdfast_tests::suite!(needs [Agent];
     a_service_manager_is_told,
+    the_unit_forbids_nothing_that_the_agent_does,
     a_loop_that_hangs_turns_livez_and_starves_the_watchdog,
     levels_change_while_it_runs_and_go_back_with_the_next_life,
     a_second_agent_refuses_to_start,
@@ -97,6 +101,74 @@ fn a_service_manager_is_told() -> anyhow::Result<()> {
         lab.node.end_agent(Signal::TERM)?;
         manager.until("STOPPING=1", 1, EVENT_BUDGET)?;
         lab.served(0, 0)
+    })
+}
+
+/// What the service manager's filter would refuse, under the node's root.
+const REFUSED: &str = "refused";
+
+/// What runs a command as under a filter of system calls: all but these are refused with EPERM, and written down. The
+/// command ends with it.
+fn filter(allowed: &BTreeSet<String>) -> anyhow::Result<Vec<OsString>> {
+    // `?`: not every name is a call of this machine.
+    let names: Vec<String> = allowed.iter().map(|name| format!("?{name}")).collect();
+    let forbidden = format!("!{}", names.join(","));
+    let mut words: Vec<OsString> = vec![program("strace")?.into()];
+    words.extend(["-f", "--seccomp-bpf", "-qq", "-o"].map(OsString::from));
+    words.push(Path::new(ROOT).join(REFUSED).into());
+    words.extend([
+        format!("--trace={forbidden}").into(),
+        format!("--inject={forbidden}:error=EPERM").into(),
+    ]);
+    words.push(program("setpriv")?.into());
+    words.extend(["--pdeathsig", "KILL"].map(OsString::from));
+    Ok(words)
+}
+
+/// Started by the words of the unit, with its rights, under its filter of system calls, it does all that it does: attaches,
+/// programs, serves, holds, looks at the kernel, writes its report and its journal, and takes over what another has left.
+fn the_unit_forbids_nothing_that_the_agent_does() -> anyhow::Result<()> {
+    let allowed = unit::system_calls()?;
+    Lab::new()?.run(|lab| {
+        let refused = |lab: &Lab| anyhow::Ok(std::fs::read_to_string(lab.node.outside(REFUSED)?)?);
+        let words = &unit::command()?[1..];
+        lab.put_objects()?;
+        lab.create_workloads()?;
+        for _ in 0..2 {
+            lab.node
+                .launch_service_under(&filter(&allowed)?, words, &[("HOLDFAST_AUDIT_INTERVAL", "1s")])?;
+            lab.node.until_ready()?;
+            lab.register_all()?;
+            lab.node.until_verdict(DNS, "Programmed", START)?;
+            lab.node.until_verdict(WEB, "Programmed", START)?;
+            lab.served(0, 0)?;
+            lab.node.unregister("hfc0")?;
+            lab.node.until_verdict(DNS, "Held(IdentityMissing)", START)?;
+            lab.not_served(0, 0)?;
+            until(START, "the kernel was looked at", || {
+                Ok((lab
+                    .node
+                    .metrics()?
+                    .count("holdfast_loop_runs_total", &[("loop", "audit")])
+                    > 2)
+                .then_some(()))
+            })?;
+            lab.node.end_agent(Signal::KILL)?;
+            until(START, "the agent has ended with what started it", || {
+                Ok(lab.node.get("/livez").is_err().then_some(()))
+            })?;
+            let refused = refused(lab)?;
+            ensure!(refused.is_empty(), "the unit forbids: {refused}");
+        }
+        // And the filter is one: without a call that the agent needs there is no agent.
+        let less: BTreeSet<String> = allowed.iter().filter(|name| *name != "bpf").cloned().collect();
+        lab.node.launch_service_under(&filter(&less)?, words, &[])?;
+        lab.node.until_ended()?;
+        lab.node.forgive_errors();
+        let refused = refused(lab)?;
+        let line = refused.lines().next().context("nothing was refused")?;
+        ensure!(line.contains("bpf(") && line.contains("EPERM"), "{line}");
+        Ok(())
     })
 }
 

@@ -18,6 +18,7 @@ pub mod node;
 pub mod objects;
 pub mod offload;
 pub mod process;
+pub mod prometheus;
 pub mod rtnl;
 pub mod space;
 pub mod suite;

@@ -1,7 +1,7 @@
 //! A node: namespaces of its own, a directory of objects, and the agent that serves it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -184,10 +184,26 @@ impl Node {
     /// # Errors
     /// When it cannot be started.
     pub fn launch_service(&mut self, words: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        self.launch_service_under(&[], words, environment)
+    }
+
+    /// The same, started by another program, which gets the agent's command line after these words of its own.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch_service_under(
+        &mut self,
+        starter: &[OsString],
+        words: &[&str],
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<()> {
         ensure!(self.agent.is_none(), "the agent of this node runs already");
-        let mut command = Command::new(agent_binary()?);
+        let agent = agent_binary()?.into_os_string();
+        let mut line = starter.iter().chain([&agent]);
+        let mut command = Command::new(line.next().context("no program")?);
         command
             .env_clear()
+            .args(line)
             .args(words)
             .env("HOLDFAST_CONFIG", "/dev/null")
             .env("HOLDFAST_SOURCE", format!("dir:{ROOT}/objects"))
@@ -296,6 +312,14 @@ impl Node {
     pub fn end_agent(&mut self, signal: Signal) -> anyhow::Result<()> {
         self.running()?.signal(signal)?;
         self.until_ended().map(drop)
+    }
+
+    /// Sends the agent a signal.
+    ///
+    /// # Errors
+    /// When none runs.
+    pub fn signal_agent(&mut self, signal: Signal) -> anyhow::Result<()> {
+        self.running()?.signal(signal)
     }
 
     /// Waits until the agent has ended by itself.

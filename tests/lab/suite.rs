@@ -139,9 +139,20 @@ pub fn skip(reason: Reason) -> anyhow::Error {
 /// Runs a suite as the test executable's main. Use [`crate::suite!`].
 #[must_use]
 pub fn run(needs: &[Need], tests: &[Named], by_clsact: &[Named], by_neighbour: &[Named]) -> ExitCode {
+    run_together(1, needs, tests, by_clsact, by_neighbour)
+}
+
+/// The same, so many at a time.
+#[must_use]
+pub fn run_together(
+    together: usize,
+    needs: &[Need],
+    tests: &[Named],
+    by_clsact: &[Named],
+    by_neighbour: &[Named],
+) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Tests measure time and losses: two at once would measure each other.
-    arguments.test_threads.get_or_insert(1);
+    arguments.test_threads.get_or_insert(together);
     let missing = if arguments.list { None } else { missing(needs) };
     let trials = [
         ("", Way::USUAL, tests),
@@ -283,19 +294,24 @@ pub fn say(line: impl fmt::Display) {
 }
 
 /// Makes the test executable: what it needs, its tests by name, and those that run again with clsact or with every delivery
-/// by neighbour.
+/// by neighbour. One after the other, for tests measure time and losses, and two at once would measure each other; those of
+/// a suite that only waits may run `together`.
 #[macro_export]
 macro_rules! suite {
-    (needs [$($need:ident),*]; $($test:path),* $(,)?
+    (needs [$($need:ident),*]; together $together:literal; $($test:path),* $(,)?
      $(; tc [$($tc:path),* $(,)?])? $(; neigh [$($neigh:path),* $(,)?])?) => {
         fn main() -> std::process::ExitCode {
-            $crate::suite::run(
+            $crate::suite::run_together(
+                $together,
                 &[$($crate::suite::Need::$need),*],
                 &$crate::named![$($test),*],
                 &$crate::named![$($($tc),*)?],
                 &$crate::named![$($($neigh),*)?],
             )
         }
+    };
+    (needs [$($need:ident),*]; $($tests:tt)*) => {
+        $crate::suite!(needs [$($need),*]; together 1; $($tests)*);
     };
 }
 

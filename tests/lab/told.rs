@@ -34,12 +34,18 @@ pub struct Answer {
 /// # Errors
 /// When it does not answer.
 pub fn get(path: &str) -> anyhow::Result<Answer> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT)).context("nobody listens")?;
+    get_from(PORT, path)
+}
+
+/// Asks whoever listens at this port in the namespace that the calling thread is in.
+///
+/// # Errors
+/// When nobody answers.
+pub fn get_from(port: u16, path: &str) -> anyhow::Result<Answer> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).context("nobody listens")?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
-    )?;
+    // By the old version the whole body comes in one piece.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: lab\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("half an answer")?;
@@ -88,6 +94,12 @@ impl Metrics {
     #[must_use]
     pub fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         self.get(name, labels).unwrap_or_default() as u64
+    }
+
+    /// How many series there are.
+    #[must_use]
+    pub fn series(&self) -> usize {
+        self.0.len()
     }
 
     /// Intents held for this reason.

@@ -35,15 +35,16 @@ pub(crate) const LLVM_PACKAGES: [&str; 5] = [
 ];
 /// A compiler with the sources of its library. In Debian 12 from bookworm-security.
 const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
-/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer, and of systemd the
-/// judge of units is called.
-const TEST_PACKAGES: [&str; 7] = [
+/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer, of systemd the judge of
+/// units is called, and `strace` refuses what a unit forbids.
+const TEST_PACKAGES: [&str; 8] = [
     "bind9-dnsutils",
     "dnsmasq-base",
     "g++",
     "iproute2",
     "nftables",
     "procps",
+    "strace",
     "systemd",
 ];
 /// What `.ci/run` and `cargo xtask test` call.
@@ -89,7 +90,7 @@ struct Missing {
     packages: Vec<&'static str>,
     components: Vec<&'static str>,
     linker: bool,
-    promtool: bool,
+    prometheus: bool,
     go: bool,
 }
 
@@ -120,13 +121,18 @@ impl Missing {
             packages,
             components,
             linker,
-            promtool: purpose >= For::Testing && tools::find("promtool").is_none(),
+            prometheus: purpose >= For::Testing
+                && PROMETHEUS.iter().any(|program| tools::find(program).is_none()),
             go: purpose >= For::Cluster && !cluster::is_built() && go::find().is_none(),
         }
     }
 
     fn is_nothing(&self) -> bool {
-        self.packages.is_empty() && self.components.is_empty() && !self.linker && !self.promtool && !self.go
+        self.packages.is_empty()
+            && self.components.is_empty()
+            && !self.linker
+            && !self.prometheus
+            && !self.go
     }
 
     fn print(&self) {
@@ -144,8 +150,11 @@ impl Missing {
         if self.linker {
             println!("  bpf-linker {LINKER_VERSION} (built from crates.io, about a minute)");
         }
-        if self.promtool {
-            println!("  promtool (from Debian's package prometheus, unpacked: no server is installed)");
+        if self.prometheus {
+            println!(
+                "  {} (from Debian's package prometheus, unpacked: no server is installed)",
+                PROMETHEUS.join(", ")
+            );
         }
         if self.go {
             println!(
@@ -170,8 +179,8 @@ impl Missing {
         if self.linker {
             install_linker()?;
         }
-        if self.promtool {
-            unpack_promtool()?;
+        if self.prometheus {
+            unpack_prometheus()?;
         }
         if self.go {
             go::fetch()?;
@@ -227,16 +236,22 @@ fn apt(words: &[&str]) -> anyhow::Result<()> {
     tools::run(command.env("DEBIAN_FRONTEND", "noninteractive").args(words))
 }
 
-/// Takes promtool out of its package. Installed, the package would start a server on this machine.
-fn unpack_promtool() -> anyhow::Result<()> {
+/// What the tests of the alerts run, of Debian's package prometheus.
+const PROMETHEUS: [&str; 2] = ["prometheus", "promtool"];
+
+/// Takes both programs out of their package. Installed, it would start a server on this machine.
+fn unpack_prometheus() -> anyhow::Result<()> {
     let bin = tools::tools_dir()?.join("bin");
-    let work = tools::cache_dir()?.join("promtool");
-    let by_hand = "apt-get download prometheus && dpkg-deb -x prometheus_*.deb DIR, then put DIR/usr/bin/promtool on the PATH";
-    println!("unpacking promtool into {}", bin.display());
+    let work = tools::cache_dir()?.join("prometheus");
+    let by_hand =
+        "apt-get download prometheus && dpkg-deb -x prometheus_*.deb DIR, then put DIR/usr/bin on the PATH";
+    println!("unpacking {} into {}", PROMETHEUS.join(" and "), bin.display());
     let take = || -> anyhow::Result<()> {
         let tree = unpack(&["prometheus"], &work)?;
         fs::create_dir_all(&bin)?;
-        fs::copy(tree.join("usr/bin/promtool"), bin.join("promtool"))?;
+        for program in PROMETHEUS {
+            fs::copy(tree.join("usr/bin").join(program), bin.join(program))?;
+        }
         fs::remove_dir_all(&work)?;
         Ok(())
     };

@@ -9,6 +9,7 @@
 //! registry=EIO for 5s         reads of the registry fail for five seconds, counted from the first sight of the line
 //! row=slow 300ms              writing a row takes so long (and then happens)
 //! row=panic                   whoever writes a row panics
+//! wall=+600s                  the wall clock is ten minutes ahead, from the next operation on
 //! detach-on-exit              a rule is broken: see [`Broken`]
 //! ```
 
@@ -26,6 +27,7 @@ use holdfast_engine::model::{Adoption, Ifindex, Op, OpDone, OpError, OpResult, R
 use rustix::io::Errno;
 
 use super::{Datapath, DatapathError, Stats};
+use crate::clock;
 use crate::netlink::{faults, find};
 
 /// The name of the environment variable.
@@ -183,6 +185,8 @@ pub struct BadInstruction {
 struct Plan {
     rules: Vec<Rule>,
     broken: BTreeSet<Broken>,
+    /// How far the wall clock is ahead, milliseconds.
+    wall_ms: i64,
 }
 
 impl Plan {
@@ -197,11 +201,14 @@ impl Plan {
                 plan.broken.insert(*broken);
                 continue;
             }
-            let rule = Rule::parse(line).map_err(|reason| BadInstruction {
+            let bad = |reason| BadInstruction {
                 text: line.to_owned(),
                 reason,
-            })?;
-            plan.rules.push(rule);
+            };
+            match line.strip_prefix("wall=") {
+                Some(ahead) => plan.wall_ms = parse_ahead(ahead).map_err(bad)?,
+                None => plan.rules.push(Rule::parse(line).map_err(bad)?),
+            }
         }
         Ok(plan)
     }
@@ -251,6 +258,17 @@ impl Rule {
         }
         matches!(find::by_name(wanted), Ok(Some(link)) if link.ifindex == device)
     }
+}
+
+/// `+600s` or `-600s`, in milliseconds.
+fn parse_ahead(text: &str) -> Result<i64, String> {
+    let (sign, duration) = match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(duration), _) => (1, duration),
+        (_, Some(duration)) => (-1, duration),
+        _ => return Err(format!("neither + nor -: {text}")),
+    };
+    let ms = i64::try_from(parse_duration(duration)?.as_millis());
+    Ok(sign * ms.map_err(|_| format!("too far: {text}"))?)
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -425,6 +443,7 @@ impl State {
         ] {
             switch.store(self.plan.broken.contains(&broken), Ordering::Relaxed);
         }
+        clock::faults::WALL_AHEAD_MS.store(self.plan.wall_ms, Ordering::Relaxed);
         let rules: BTreeSet<&str> = self.plan.rules.iter().map(|rule| rule.text.as_str()).collect();
         self.struck.retain(|rule, _| rules.contains(rule.as_str()));
         let now = Instant::now();
@@ -711,6 +730,8 @@ mod tests {
             "attach=EPERM:x",
             "detach-on-exit=EIO",
             "row=slow 3",
+            "wall=600s",
+            "wall=+600",
             "nonsense",
         ] {
             assert!(Chaos::new(inside(), bad).is_err(), "{bad}");
