@@ -1,5 +1,4 @@
-//! Measures Holdfast in the kernel, beside what else there is, and prints a table. `cargo xtask bench` builds and runs
-//! it.
+//! Measures Holdfast, in the kernel beside what else there is, and prints a table. `cargo xtask bench` builds and runs it.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -13,6 +12,7 @@ mod path;
 mod plane;
 mod report;
 mod scene;
+mod scrape;
 mod table;
 
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Measures Holdfast in the kernel.
+/// Measures Holdfast.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// What is measured.
@@ -44,6 +44,8 @@ enum Suite {
     Classifier,
     /// What a packet costs from socket to socket, beside other ways through a node.
     Path,
+    /// What a scrape of a large node costs.
+    Scrape,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -68,6 +70,7 @@ fn main() -> anyhow::Result<ExitCode> {
             };
             path::measure(scale, arguments.revision)?
         }
+        Suite::Scrape => scrape::measure(if arguments.smoke { 2 } else { 30 }, arguments.revision)?,
     };
     println!("{report}");
     if let Some(path) = arguments.json {

@@ -13,6 +13,7 @@ holdfast_tests::suite! {
     needs [Namespaces, Object];
     classifier_says_what_each_packet_costs,
     path_says_what_each_way_costs,
+    scrape_says_what_a_large_node_costs,
 }
 
 fn classifier_says_what_each_packet_costs() -> anyhow::Result<()> {
@@ -47,6 +48,15 @@ fn path_says_what_each_way_costs() -> anyhow::Result<()> {
     ] {
         let found = figures(&report, |name| name.ends_with(&format!(": {way}")))?;
         ensure!(found.len() == 6, "{way}: {} lines", found.len());
+    }
+    Ok(())
+}
+
+fn scrape_says_what_a_large_node_costs() -> anyhow::Result<()> {
+    let report = smoke("scrape")?;
+    for what in ["copied by the engine's task", "made into a page", "both"] {
+        let found = figures(&report, |name| name.starts_with(what))?;
+        ensure!(found.len() == 2, "{what}: {} lines", found.len());
     }
     Ok(())
 }

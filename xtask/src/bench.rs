@@ -23,6 +23,7 @@ On a machine that does anything else beside it, believe ratios, not nanoseconds.
 
   classifier   what a packet costs in the BPF program, by test runs of it, beside single look-ups
   path         what a packet costs from socket to socket, beside kernel routing, nftables and a bare hand-over
+  scrape       what a scrape of a node with 10,000 policies costs, none of them well
 
   SUITE        only these (all of them if none is named)
   --smoke      few rounds of less: shows that it works, measures little
@@ -34,7 +35,7 @@ Exits with 1 if a figure is off its goal by more than a factor of two.",
 };
 
 /// As the program names them.
-const SUITES: [&str; 2] = ["classifier", "path"];
+const SUITES: [&str; 3] = ["classifier", "path", "scrape"];
 
 fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let no_setup = args.switch("--no-setup");
@@ -88,7 +89,7 @@ fn build_program(build: &BuildDir) -> anyhow::Result<PathBuf> {
     tools::run(
         build
             .cargo()?
-            // What is measured is in the kernel: optimising across crates would only take time.
+            // Nearly all that is measured is in the kernel: optimising across crates would only take time.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .args([
                 "build",

@@ -128,11 +128,7 @@ impl Missing {
     }
 
     fn is_nothing(&self) -> bool {
-        self.packages.is_empty()
-            && self.components.is_empty()
-            && !self.linker
-            && !self.prometheus
-            && !self.go
+        self.packages.is_empty() && self.components.is_empty() && !self.linker && !self.prometheus && !self.go
     }
 
     fn print(&self) {

@@ -34,32 +34,33 @@ impl<'a> View<'a> {
     }
 
     /// Every policy that selects a consumer here (or that was refused before anybody could know), by name.
-    pub fn policies(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
+    pub fn policies(&self) -> impl Iterator<Item = &'a PolicyView> + use<'a> {
         let objects = &self.engine.objects;
         objects
             .policy_names
             .values()
-            .filter_map(|id| objects.policies.get(id)?.view.clone())
+            .filter_map(|id| objects.policies.get(id)?.view.as_ref())
     }
 
     /// One policy; none if it selects no consumer here.
     #[must_use]
     pub fn policy(&self, name: &ObjectName) -> Option<PolicyView> {
+        self.named(name).cloned()
+    }
+
+    fn named(&self, name: &ObjectName) -> Option<&'a PolicyView> {
         let objects = &self.engine.objects;
-        objects
-            .policies
-            .get(objects.policy_names.get(name)?)?
-            .view
-            .clone()
+        let id = objects.policy_names.get(name)?;
+        objects.policies.get(id)?.view.as_ref()
     }
 
     /// The policies that are held, failed or behind, by name. Costs follow their number.
-    pub fn troubled(&self) -> impl Iterator<Item = PolicyView> + use<'a> {
+    pub fn troubled(&self) -> impl Iterator<Item = &'a PolicyView> + use<'a> {
         let view = *self;
         self.engine
             .troubled
             .iter()
-            .filter_map(move |name| view.policy(name))
+            .filter_map(move |name| view.named(name))
     }
 
     /// How many interfaces have somebody else's program before ours, as the last audit found.

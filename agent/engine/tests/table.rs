@@ -2080,7 +2080,7 @@ fn design_2_19_troubled_names_what_is_held_failed_or_behind() {
             .engine
             .view()
             .troubled()
-            .map(|view| view.name.name)
+            .map(|view| view.name.name.clone())
             .collect::<Vec<_>>()
     };
     assert_eq!(troubled(&bench), [""; 0]);

@@ -3,7 +3,7 @@
 use holdfast_engine::compare::{NoSuchPolicy, Page, Scope};
 use holdfast_engine::explain::{Asked, Explained, Unexplained};
 use holdfast_engine::model::{Boot, Ifindex, Now, ObjectName, Token};
-use holdfast_engine::view::{AttachmentView, IntentView, PolicyView, Settled, Summary};
+use holdfast_engine::view::{AttachmentView, Counts, IntentView, PolicyView, Settled, Summary};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -84,7 +84,7 @@ pub struct MetricsSnapshot {
     /// Totals.
     pub summary: Summary,
     /// Policies that are held, failed or behind (or all).
-    pub policies: Vec<PolicyView>,
+    pub policies: Vec<PolicyFigures>,
     /// How the source is doing.
     pub source: SourceStatus,
     /// The source's last sign of life.
@@ -111,6 +111,41 @@ pub struct MetricsSnapshot {
     pub netlink_overruns: u64,
     /// Complete dumps beyond the first.
     pub netlink_resyncs: u64,
+}
+
+/// What a scrape shows of a policy. The engine waits while it is copied: no texts but its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyFigures {
+    /// Its name.
+    pub name: ObjectName,
+    /// Its intents on this node.
+    pub intents: Counts,
+    /// The generation that was seen last.
+    pub generation: u64,
+    /// The last one that was tried on every intent.
+    pub applied: u64,
+    /// The last one that was proven.
+    pub proven: u64,
+    /// Start of its oldest hold.
+    pub held_since: Option<Now>,
+    /// The oldest moment that is not served yet.
+    pub behind_since: Option<Now>,
+}
+
+impl PolicyFigures {
+    /// Those of this policy.
+    #[must_use]
+    pub fn new(policy: &PolicyView) -> Self {
+        Self {
+            name: policy.name.clone(),
+            intents: policy.intents,
+            generation: policy.generation,
+            applied: policy.applied,
+            proven: policy.proven,
+            held_since: policy.held_since,
+            behind_since: policy.behind_since,
+        }
+    }
 }
 
 impl MetricsSnapshot {

@@ -26,7 +26,7 @@ use crate::netlink::hooks::HookNews;
 use crate::source::{SavedAt, SourceNews, SourceStatus};
 use crate::telemetry;
 
-pub use handle::{Command, Gone, Handle, Histogram, MetricsSnapshot, PolicyStatus, Snapshot};
+pub use handle::{Command, Gone, Handle, Histogram, MetricsSnapshot, PolicyFigures, PolicyStatus, Snapshot};
 use lanes::{Answers, Job, Lanes};
 use pace::Pace;
 
@@ -462,7 +462,7 @@ impl Driver {
             now_wall_ms: now.wall_ms,
             now_boot_ns: now.boot.0,
             summary: self.engine.view().summary(),
-            policies: self.engine.view().policies().collect(),
+            policies: self.engine.view().policies().cloned().collect(),
             ..Snapshot::default()
         }
     }
@@ -473,9 +473,9 @@ impl Driver {
             now_boot_ns: now.boot.0,
             summary: self.engine.view().summary(),
             policies: if all {
-                self.engine.view().policies().collect()
+                self.engine.view().policies().map(PolicyFigures::new).collect()
             } else {
-                self.engine.view().troubled().collect()
+                self.engine.view().troubled().map(PolicyFigures::new).collect()
             },
             source: self.source.clone(),
             source_last_activity: self.source_activity,

@@ -127,18 +127,17 @@ async fn scraped(sources: &Sources) -> Result<String, String> {
     let snapshot = answer
         .map_err(|_| format!("no answer of the engine's loop within {PATIENCE:?}"))?
         .map_err(|gone| gone.to_string())?;
-    let stats = std::sync::Arc::clone(&sources.stats);
-    // Counting map entries is a call to the kernel.
-    let stats = tokio::task::spawn_blocking(move || stats())
-        .await
-        .map_err(|error| error.to_string())?;
-    metrics::render(metrics::Scrape {
-        snapshot,
-        stats,
-        stamps: sources.stamps.clone(),
-        started: sources.started,
-        source: sources.source,
-        foreign_allowed: sources.foreign_allowed,
-    })
-    .map_err(|error| error.to_string())
+    let sources = sources.clone();
+    // Counting map entries is a call to the kernel, and a large page takes milliseconds.
+    let page = tokio::task::spawn_blocking(move || {
+        metrics::render(&metrics::Scrape {
+            snapshot,
+            stats: (sources.stats)(),
+            stamps: sources.stamps,
+            started: sources.started,
+            source: sources.source,
+            foreign_allowed: sources.foreign_allowed,
+        })
+    });
+    page.await.map_err(|error| error.to_string())
 }

@@ -5,30 +5,24 @@
 
 mod catalogue;
 mod document;
-
-use std::fmt;
+mod text;
 
 use holdfast_ebpf::abi::Verdict;
 use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{FailReason, HoldReason, Now};
-use holdfast_engine::view::{Counts, PolicyView};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder, prometheus_text,
-};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
+use holdfast_engine::view::Counts;
 
 use super::VERSION;
 use crate::api::v1alpha1::Kind;
 use crate::datapath::Stats;
-use crate::driver::{Histogram, MetricsSnapshot};
+use crate::driver::{Histogram, MetricsSnapshot, PolicyFigures};
 use crate::loops;
 use crate::report::Stamps;
+use text::{Labels, Page, Samples};
 
 pub use catalogue::{FAMILIES, Family, Label, Type, Values};
 pub use document::document;
-pub use prometheus_text::CONTENT_TYPE;
+pub use text::CONTENT_TYPE;
 
 /// Everything that one scrape shows.
 #[derive(Debug)]
@@ -47,240 +41,207 @@ pub struct Scrape {
     pub foreign_allowed: bool,
 }
 
-/// As text, in the format that Prometheus (and promtool) reads.
-///
-/// # Errors
-/// Never in practice: writing to a string does not fail.
-pub fn render(scrape: Scrape) -> Result<String, fmt::Error> {
-    scrape.stamps.observe(scrape.snapshot.now());
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(scrape));
-    let mut text = String::new();
-    prometheus_text::encode(&mut text, &registry)?;
-    Ok(text)
-}
+/// Bytes of a page without policies, and of what a policy in trouble adds to it, with some to spare.
+const ROOM: (usize, usize) = (64 * 1024, 1_280);
 
-impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut out = Out(&mut encoder);
-        self.intents(&mut out)?;
-        self.policies(&mut out)?;
-        self.engine(&mut out)?;
-        self.kernel(&mut out)?;
-        self.source(&mut out)?;
-        self.agent(&mut out)
-    }
+/// As text, in the format that Prometheus (and promtool) reads.
+#[must_use]
+pub fn render(scrape: &Scrape) -> String {
+    scrape.stamps.observe(scrape.snapshot.now());
+    let (constant, each) = ROOM;
+    let mut page = Page::with_capacity(constant + each * scrape.snapshot.policies.len());
+    scrape.intents(&mut page);
+    scrape.policies(&mut page);
+    scrape.engine(&mut page);
+    scrape.kernel(&mut page);
+    scrape.source(&mut page);
+    scrape.agent(&mut page);
+    page.finish()
 }
 
 impl Scrape {
-    fn intents(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn intents(&self, page: &mut Page) {
         let summary = &self.snapshot.summary;
-        out.family(&catalogue::INTENTS, |family| {
-            by_state(summary.intents)
-                .into_iter()
-                .try_for_each(|(state, count)| family.gauge(&[("state", state)], count))
-        })?;
-        out.family(&catalogue::HELD_INTENTS, |family| {
-            HoldReason::ALL.into_iter().try_for_each(|reason| {
-                let count = summary.held.get(&reason).copied().unwrap_or(0);
-                family.gauge(&[("reason", reason.to_string())], count)
-            })
-        })?;
-        out.family(&catalogue::FAILED_INTENTS, |family| {
-            FailReason::ALL.into_iter().try_for_each(|reason| {
-                let count = summary.failed.get(&reason).copied().unwrap_or(0);
-                family.gauge(&[("reason", reason.to_string())], count)
-            })
-        })?;
-        out.family(&catalogue::HOLDS, |family| {
-            HoldReason::ALL.into_iter().try_for_each(|reason| {
-                let count = summary.holds_begun.get(&reason).copied().unwrap_or(0);
-                family.counter(&[("reason", reason.to_string())], count)
-            })
-        })
+        let mut family = page.family(&catalogue::INTENTS);
+        for (state, count) in by_state(summary.intents) {
+            family.sample(&[("state", state)], count);
+        }
+        let mut family = page.family(&catalogue::HELD_INTENTS);
+        for reason in HoldReason::ALL {
+            let count = summary.held.get(&reason).copied().unwrap_or(0);
+            family.sample(&[("reason", &reason.to_string())], count);
+        }
+        let mut family = page.family(&catalogue::FAILED_INTENTS);
+        for reason in FailReason::ALL {
+            let count = summary.failed.get(&reason).copied().unwrap_or(0);
+            family.sample(&[("reason", &reason.to_string())], count);
+        }
+        let mut family = page.family(&catalogue::HOLDS);
+        for reason in HoldReason::ALL {
+            let count = summary.holds_begun.get(&reason).copied().unwrap_or(0);
+            family.sample(&[("reason", &reason.to_string())], count);
+        }
     }
 
-    fn policies(&self, out: &mut Out<'_, '_>) -> fmt::Result {
-        let policies = &self.snapshot.policies;
-        out.family(&catalogue::POLICY_INTENTS, |family| {
-            for policy in policies {
-                for (state, count) in by_state(policy.intents) {
-                    family.gauge(&policy_labels(policy, "state", state), count)?;
-                }
+    fn policies(&self, page: &mut Page) {
+        let policies: Vec<(Labels, &PolicyFigures)> = self
+            .snapshot
+            .policies
+            .iter()
+            .map(|policy| {
+                let name = &policy.name;
+                let labels = Labels::new(&[("namespace", &name.namespace), ("policy", &name.name)]);
+                (labels, policy)
+            })
+            .collect();
+        let mut family = page.family(&catalogue::POLICY_INTENTS);
+        for (labels, policy) in &policies {
+            for (state, count) in by_state(policy.intents) {
+                family.shared(labels, &[("state", state)], count);
             }
-            Ok(())
-        })?;
-        out.family(&catalogue::POLICY_GENERATION, |family| {
-            for policy in policies {
-                for (stage, generation) in [
-                    ("seen", policy.generation),
-                    ("applied", policy.applied),
-                    ("proven", policy.proven),
-                ] {
-                    family.gauge(&policy_labels(policy, "stage", stage), generation)?;
-                }
+        }
+        let mut family = page.family(&catalogue::POLICY_GENERATION);
+        for (labels, policy) in &policies {
+            for (stage, generation) in [
+                ("seen", policy.generation),
+                ("applied", policy.applied),
+                ("proven", policy.proven),
+            ] {
+                family.shared(labels, &[("stage", stage)], generation);
             }
-            Ok(())
-        })?;
-        self.policy_stamps(out, &catalogue::POLICY_HOLD_START, |policy| policy.held_since)?;
-        self.policy_stamps(out, &catalogue::POLICY_BEHIND_SINCE, |policy| policy.behind_since)
+        }
+        let mut family = page.family(&catalogue::POLICY_HOLD_START);
+        for (labels, policy) in &policies {
+            if let Some(at) = policy.held_since {
+                family.shared(labels, &[], self.stamp(at));
+            }
+        }
+        let mut family = page.family(&catalogue::POLICY_BEHIND_SINCE);
+        for (labels, policy) in &policies {
+            if let Some(at) = policy.behind_since {
+                family.shared(labels, &[], self.stamp(at));
+            }
+        }
     }
 
-    fn policy_stamps(
-        &self,
-        out: &mut Out<'_, '_>,
-        family: &Family,
-        stamp: impl Fn(&PolicyView) -> Option<Now>,
-    ) -> fmt::Result {
-        out.family(family, |family| {
-            for policy in &self.snapshot.policies {
-                if let Some(at) = stamp(policy) {
-                    family.gauge(&owner(policy), self.stamp(at))?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn engine(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn engine(&self, page: &mut Page) {
         let snapshot = &self.snapshot;
         let never = Histogram::default();
-        out.family(&catalogue::PROGRAMMING_DURATION, |family| {
-            for (leg, label) in catalogue::LEGS {
-                let histogram = snapshot.durations.get(&leg).unwrap_or(&never);
-                family.histogram(&[("leg", label)], histogram)?;
-            }
-            family.histogram(&[("leg", catalogue::ORIGIN_TO_SEEN)], &snapshot.origin_to_seen)
-        })?;
-        out.family(&catalogue::QUEUE_DEPTH, |family| {
-            family.plain_gauge(snapshot.queue_depth)
-        })?;
-        out.family(&catalogue::QUEUE_WAIT, |family| {
-            family.plain_histogram(&snapshot.queue_wait)
-        })?;
-        out.family(&catalogue::PASS_DURATION, |family| {
-            family.plain_histogram(&snapshot.pass_duration)
-        })?;
-        out.family(&catalogue::LOOP_RUNS, |family| {
-            loops::NAMES
-                .into_iter()
-                .try_for_each(|name| family.counter(&[("loop", name)], self.loop_count(name).runs))
-        })?;
-        out.family(&catalogue::LOOP_ERRORS, |family| {
-            loops::NAMES
-                .into_iter()
-                .try_for_each(|name| family.counter(&[("loop", name)], self.loop_count(name).errors))
-        })?;
-        out.family(&catalogue::REPORT_WRITES, |family| {
-            for result in catalogue::WRITE_RESULTS {
-                let count = snapshot.report_writes.get(result).copied().unwrap_or(0);
-                family.counter(&[("result", result)], count)?;
-            }
-            Ok(())
-        })?;
-        out.family(&catalogue::NETLINK_OVERRUNS, |family| {
-            family.plain_counter(snapshot.netlink_overruns)
-        })?;
-        out.family(&catalogue::NETLINK_RESYNCS, |family| {
-            family.plain_counter(snapshot.netlink_resyncs)
-        })?;
-        out.family(&catalogue::DRIFT_REPAIRS, |family| {
-            Drift::ALL.into_iter().try_for_each(|kind| {
-                let count = snapshot.summary.drift.get(&kind).copied().unwrap_or(0);
-                family.counter(&[("kind", kind.label())], count)
-            })
-        })?;
-        out.family(&catalogue::FOREIGN_BEFORE, |family| {
-            for (label, allowed) in [("false", false), ("true", true)] {
-                let applies = allowed == self.foreign_allowed;
-                let count = if applies { snapshot.foreign_before } else { 0 };
-                family.gauge(&[("allowed", label)], count)?;
-            }
-            Ok(())
-        })
+        let mut family = page.family(&catalogue::PROGRAMMING_DURATION);
+        for (leg, label) in catalogue::LEGS {
+            let histogram = snapshot.durations.get(&leg).unwrap_or(&never);
+            observed(&mut family, &[("leg", label)], histogram);
+        }
+        observed(
+            &mut family,
+            &[("leg", catalogue::ORIGIN_TO_SEEN)],
+            &snapshot.origin_to_seen,
+        );
+        page.family(&catalogue::QUEUE_DEPTH).plain(snapshot.queue_depth);
+        observed(
+            &mut page.family(&catalogue::QUEUE_WAIT),
+            &[],
+            &snapshot.queue_wait,
+        );
+        observed(
+            &mut page.family(&catalogue::PASS_DURATION),
+            &[],
+            &snapshot.pass_duration,
+        );
+        let mut family = page.family(&catalogue::LOOP_RUNS);
+        for name in loops::NAMES {
+            family.sample(&[("loop", name)], self.loop_count(name).runs);
+        }
+        let mut family = page.family(&catalogue::LOOP_ERRORS);
+        for name in loops::NAMES {
+            family.sample(&[("loop", name)], self.loop_count(name).errors);
+        }
+        let mut family = page.family(&catalogue::REPORT_WRITES);
+        for result in catalogue::WRITE_RESULTS {
+            let count = snapshot.report_writes.get(result).copied().unwrap_or(0);
+            family.sample(&[("result", result)], count);
+        }
+        page.family(&catalogue::NETLINK_OVERRUNS)
+            .plain(snapshot.netlink_overruns);
+        page.family(&catalogue::NETLINK_RESYNCS)
+            .plain(snapshot.netlink_resyncs);
+        let mut family = page.family(&catalogue::DRIFT_REPAIRS);
+        for kind in Drift::ALL {
+            let count = snapshot.summary.drift.get(&kind).copied().unwrap_or(0);
+            family.sample(&[("kind", kind.label())], count);
+        }
+        let mut family = page.family(&catalogue::FOREIGN_BEFORE);
+        for (label, allowed) in [("false", false), ("true", true)] {
+            let applies = allowed == self.foreign_allowed;
+            let count = if applies { snapshot.foreign_before } else { 0 };
+            family.sample(&[("allowed", label)], count);
+        }
     }
 
     fn loop_count(&self, name: &str) -> loops::Count {
         self.snapshot.loops.get(name).copied().unwrap_or_default()
     }
 
-    fn kernel(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn kernel(&self, page: &mut Page) {
         let maps = &self.stats.maps;
-        out.family(&catalogue::MAP_ENTRIES, |family| {
+        let mut family = page.family(&catalogue::MAP_ENTRIES);
+        for (map, stats) in maps {
             // Not every map can be counted for nothing.
-            for (map, stats) in maps {
-                if let Some(entries) = stats.entries {
-                    family.gauge(&[("map", *map)], entries)?;
-                }
+            if let Some(entries) = stats.entries {
+                family.sample(&[("map", *map)], entries);
             }
-            Ok(())
-        })?;
-        out.family(&catalogue::MAP_CAPACITY, |family| {
-            maps.iter()
-                .try_for_each(|(map, stats)| family.gauge(&[("map", *map)], stats.capacity))
-        })?;
-        out.family(&catalogue::MAP_WRITES, |family| {
-            for (map, stats) in maps {
-                family.counter(&[("map", *map), ("op", "update")], stats.updates)?;
-                family.counter(&[("map", *map), ("op", "delete")], stats.deletes)?;
-            }
-            Ok(())
-        })?;
-        out.family(&catalogue::PACKETS, |family| {
-            for verdict in Verdict::ALL {
-                let count = self.stats.packets.get(verdict as usize).copied().unwrap_or(0);
-                let labels = [
-                    ("verdict", verdict.verdict_label()),
-                    ("reason", verdict.reason_label()),
-                ];
-                family.counter(&labels, count)?;
-            }
-            Ok(())
-        })?;
-        out.family(&catalogue::PROOFS, |family| {
-            let [ok, failed] = catalogue::PROOF_RESULTS;
-            family.counter(&[("result", ok)], self.stats.proofs_ok)?;
-            family.counter(&[("result", failed)], self.stats.proofs_failed)
-        })
+        }
+        let mut family = page.family(&catalogue::MAP_CAPACITY);
+        for (map, stats) in maps {
+            family.sample(&[("map", *map)], stats.capacity);
+        }
+        let mut family = page.family(&catalogue::MAP_WRITES);
+        for (map, stats) in maps {
+            family.sample(&[("map", *map), ("op", "update")], stats.updates);
+            family.sample(&[("map", *map), ("op", "delete")], stats.deletes);
+        }
+        let mut family = page.family(&catalogue::PACKETS);
+        for verdict in Verdict::ALL {
+            let count = self.stats.packets.get(verdict as usize).copied().unwrap_or(0);
+            let labels = [
+                ("verdict", verdict.verdict_label()),
+                ("reason", verdict.reason_label()),
+            ];
+            family.sample(&labels, count);
+        }
+        let [ok, failed] = catalogue::PROOF_RESULTS;
+        let mut family = page.family(&catalogue::PROOFS);
+        family.sample(&[("result", ok)], self.stats.proofs_ok);
+        family.sample(&[("result", failed)], self.stats.proofs_failed);
     }
 
-    fn source(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+    fn source(&self, page: &mut Page) {
         let snapshot = &self.snapshot;
-        out.family(&catalogue::SOURCE_LAST_ACTIVITY, |family| {
-            match snapshot.source_last_activity {
-                Some(at) => family.gauge(&[("source", self.source)], self.stamp(at)),
-                None => Ok(()),
-            }
-        })?;
-        out.family(&catalogue::SAVED_SET, |family| match snapshot.saved {
-            Some(saved) => {
-                let until = self.stamps.wall_ms(saved.seen).saturating_sub(saved.age_ms);
-                family.plain_gauge(seconds(until))
-            }
-            None => Ok(()),
-        })?;
-        out.family(&catalogue::SOURCE_OBJECTS, |family| {
-            for kind in Kind::ALL {
-                let count = snapshot.source.objects.get(kind.as_str()).copied().unwrap_or(0);
-                family.gauge(&[("kind", kind.as_str())], count)?;
-            }
-            Ok(())
-        })?;
-        out.family(&catalogue::SOURCE_PROBLEMS, |family| {
-            family.plain_gauge(snapshot.source.problems.len() as u64)
-        })
+        let mut family = page.family(&catalogue::SOURCE_LAST_ACTIVITY);
+        if let Some(at) = snapshot.source_last_activity {
+            family.sample(&[("source", self.source)], self.stamp(at));
+        }
+        let mut family = page.family(&catalogue::SAVED_SET);
+        if let Some(saved) = snapshot.saved {
+            let until = self.stamps.wall_ms(saved.seen).saturating_sub(saved.age_ms);
+            family.plain(seconds(until));
+        }
+        let mut family = page.family(&catalogue::SOURCE_OBJECTS);
+        for kind in Kind::ALL {
+            let count = snapshot.source.objects.get(kind.as_str()).copied().unwrap_or(0);
+            family.sample(&[("kind", kind.as_str())], count);
+        }
+        page.family(&catalogue::SOURCE_PROBLEMS)
+            .plain(snapshot.source.problems.len() as u64);
     }
 
-    fn agent(&self, out: &mut Out<'_, '_>) -> fmt::Result {
-        out.family(&catalogue::TIME, |family| {
-            family.plain_gauge(self.stamp(self.snapshot.now()))
-        })?;
-        out.family(&catalogue::AGENT_START, |family| {
-            family.plain_gauge(self.stamp(self.started))
-        })?;
-        out.family(&catalogue::BUILD_INFO, |family| {
-            family.gauge(&[("version", VERSION)], 1_u64)
-        })
+    fn agent(&self, page: &mut Page) {
+        page.family(&catalogue::TIME)
+            .plain(self.stamp(self.snapshot.now()));
+        page.family(&catalogue::AGENT_START)
+            .plain(self.stamp(self.started));
+        page.family(&catalogue::BUILD_INFO)
+            .sample(&[("version", VERSION)], 1_u64);
     }
 
     /// Seconds since the Unix epoch. All stamps of a scrape, and its own time, are the boot clock's at one distance: their
@@ -288,6 +249,14 @@ impl Scrape {
     fn stamp(&self, at: Now) -> f64 {
         seconds(self.stamps.wall_ms(at))
     }
+}
+
+fn observed(family: &mut Samples<'_>, labels: &[(&str, &str)], value: &Histogram) {
+    let buckets = Histogram::BOUNDS_NS
+        .into_iter()
+        .map(nanos_to_seconds)
+        .zip(value.buckets);
+    family.histogram(labels, buckets, value.count, nanos_to_seconds(value.sum_ns));
 }
 
 fn by_state(counts: Counts) -> [(&'static str, u64); 5] {
@@ -301,22 +270,6 @@ fn by_state(counts: Counts) -> [(&'static str, u64); 5] {
     ]
 }
 
-fn owner(policy: &PolicyView) -> [(&'static str, &str); 2] {
-    [
-        ("namespace", &policy.name.namespace),
-        ("policy", &policy.name.name),
-    ]
-}
-
-fn policy_labels<'a>(
-    policy: &'a PolicyView,
-    key: &'static str,
-    value: &'a str,
-) -> [(&'static str, &'a str); 3] {
-    let [namespace, name] = owner(policy);
-    [namespace, name, (key, value)]
-}
-
 #[expect(clippy::cast_precision_loss, reason = "milliseconds since 1970 have 41 bits")]
 fn seconds(ms: i64) -> f64 {
     ms as f64 / 1e3
@@ -328,78 +281,4 @@ fn seconds(ms: i64) -> f64 {
 )]
 fn nanos_to_seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
-}
-
-/// Writes families.
-struct Out<'a, 'b>(&'a mut DescriptorEncoder<'b>);
-
-impl Out<'_, '_> {
-    fn family(
-        &mut self,
-        family: &Family,
-        samples: impl FnOnce(&mut Samples<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        let kind = match family.kind {
-            Type::Gauge => MetricType::Gauge,
-            Type::Counter => MetricType::Counter,
-            Type::Histogram => MetricType::Histogram,
-        };
-        // The encoder adds it again.
-        let name = family.name.strip_suffix("_total").unwrap_or(family.name);
-        let encoder = self.0.encode_descriptor(name, family.help, None, kind)?;
-        samples(&mut Samples(encoder))
-    }
-}
-
-/// Writes samples of one family.
-struct Samples<'a>(MetricEncoder<'a>);
-
-impl Samples<'_> {
-    fn gauge(&mut self, labels: &impl EncodeLabelSet, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.0.encode_family(labels)?.encode_gauge(&value)
-    }
-
-    fn plain_gauge(&mut self, value: impl EncodeGaugeValue) -> fmt::Result {
-        self.0.encode_gauge(&value)
-    }
-
-    fn counter(&mut self, labels: &impl EncodeLabelSet, value: u64) -> fmt::Result {
-        Self::encode_counter(&mut self.0.encode_family(labels)?, value)
-    }
-
-    fn plain_counter(&mut self, value: u64) -> fmt::Result {
-        Self::encode_counter(&mut self.0, value)
-    }
-
-    fn encode_counter(encoder: &mut MetricEncoder<'_>, value: impl EncodeCounterValue) -> fmt::Result {
-        encoder.encode_counter::<[(&str, &str); 0], _, u64>(&value, None)
-    }
-
-    fn histogram(&mut self, labels: &impl EncodeLabelSet, value: &Histogram) -> fmt::Result {
-        Self::encode_histogram(&mut self.0.encode_family(labels)?, value)
-    }
-
-    fn plain_histogram(&mut self, value: &Histogram) -> fmt::Result {
-        Self::encode_histogram(&mut self.0, value)
-    }
-
-    fn encode_histogram(encoder: &mut MetricEncoder<'_>, value: &Histogram) -> fmt::Result {
-        // Ours are cumulative, the encoder wants single buckets.
-        let mut below = 0;
-        let buckets: Vec<(f64, u64)> = Histogram::BOUNDS_NS
-            .into_iter()
-            .zip(value.buckets)
-            .map(|(bound, upto)| {
-                let single = upto.saturating_sub(below);
-                below = upto;
-                (nanos_to_seconds(bound), single)
-            })
-            .collect();
-        encoder.encode_histogram::<[(&str, &str); 0]>(
-            nanos_to_seconds(value.sum_ns),
-            value.count,
-            &buckets,
-            None,
-        )
-    }
 }

@@ -149,13 +149,13 @@ impl Snapshot {
             summary: view.summary(),
             policies: view
                 .policies()
-                .map(|policy| (policy.name.clone(), policy))
+                .map(|policy| (policy.name.clone(), policy.clone()))
                 .collect(),
             intents: view
                 .intents()
                 .map(|intent| ((intent.policy.clone(), intent.consumer.clone()), intent))
                 .collect(),
-            troubled: view.troubled().map(|policy| policy.name).collect(),
+            troubled: view.troubled().map(|policy| policy.name.clone()).collect(),
         }
     }
 }
