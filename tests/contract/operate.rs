@@ -15,6 +15,7 @@ use holdfast_engine::model::{
     Entry, FailReason, HoldReason, Identity, Ifindex, Incarnation, Link, LinkKind, Mac, ObjectName, Protocol,
     RegistryRead, RouteKey, Row, State, Token, Uid,
 };
+use holdfast_engine::since::{Since, Times};
 use holdfast_engine::view::IntentView;
 
 use super::{at, golden, policies, pretty, shop, stamps};
@@ -99,6 +100,14 @@ fn served(name: &str) -> ConsumerFacts {
         open: 2,
         write_trouble: None,
         proof: ProofFacts::Good,
+        times: Times {
+            interface: Some(since(500, true)),
+            identity: Some(since(600, false)),
+            attach: Some(since(610, false)),
+            position: Some(since(610, false)),
+            row: Some(since(650, false)),
+            entries: Some(since(640, false)),
+        },
         beliefs: vec![Belief::Entries {
             ifindex: 7,
             entries: BTreeMap::from([(
@@ -109,6 +118,13 @@ fn served(name: &str) -> ConsumerFacts {
                 },
             )]),
         }],
+    }
+}
+
+fn since(second: u64, earlier: bool) -> Since {
+    Since {
+        at: at(second),
+        earlier,
     }
 }
 
@@ -162,21 +178,33 @@ fn scenes() -> Vec<(ConsumerFacts, Seen)> {
         audited: Audited::default(),
     };
     scene(facts, seen);
-    let facts = held("down", HoldReason::InterfaceDown);
-    let seen = there(&facts, &|link| link.up = false, RegistryRead::Row(identity(1)));
-    scene(facts, seen);
-    let facts = held("silent", HoldReason::NoCarrier);
-    let seen = there(
-        &facts,
-        &|link| link.carrier = false,
-        RegistryRead::Row(identity(1)),
-    );
-    scene(facts, seen);
-    let facts = held("nobody", HoldReason::IdentityMissing);
+    for (name, reason) in [
+        ("down", HoldReason::InterfaceDown),
+        ("silent", HoldReason::NoCarrier),
+    ] {
+        let mut facts = held(name, reason);
+        let change = |link: &mut Link| match reason {
+            HoldReason::InterfaceDown => link.up = false,
+            _ => link.carrier = false,
+        };
+        facts.device.iter_mut().for_each(change);
+        let seen = there(&facts, &change, RegistryRead::Row(identity(1)));
+        scene(facts, seen);
+    }
+    let mut facts = held("nobody", HoldReason::IdentityMissing);
+    facts.identity = IdentityFacts::Row(None);
     let seen = there(&facts, &|_| {}, RegistryRead::Absent);
     scene(facts, seen);
-    let facts = held("other", HoldReason::IdentityMismatch);
+    let mut facts = held("other", HoldReason::IdentityMismatch);
+    facts.identity = IdentityFacts::Row(Some(identity(2)));
     let seen = there(&facts, &|_| {}, RegistryRead::Row(identity(2)));
+    scene(facts, seen);
+    // A moment ago it was there: the agent is not told yet.
+    let facts = served("vanishing");
+    let seen = Seen {
+        devices: BTreeMap::from([(facts.intent.interface.clone(), Ok(None))]),
+        audited: Audited::default(),
+    };
     scene(facts, seen);
     let mut facts = held("unserved", HoldReason::NoReadyProducer);
     facts.supply = Supply::Missing(None);
@@ -237,6 +265,8 @@ fn set(ready: u64) -> SetFacts {
         current: true,
         serving: None,
         since_ms: Some(at(700).wall_ms),
+        supplied: Some(since(690, false)),
+        waiting: None,
         beliefs: Vec::new(),
     }
 }
@@ -244,6 +274,7 @@ fn set(ready: u64) -> SetFacts {
 fn explain(facts: ConsumerFacts) -> Explained {
     Explained {
         policy: policies().remove(0),
+        seen: since(450, false),
         waiting_for: Vec::new(),
         set: set(u64::from(facts.supply == Supply::Ready)),
         consumers: vec![facts],

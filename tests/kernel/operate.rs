@@ -109,7 +109,7 @@ fn is_no(lab: &Lab, consumer: &str, cause: StepName, words: &[&str]) -> anyhow::
     // Before the cause everything is as it should be.
     let before = chain.steps.iter().take_while(|step| step.step != cause);
     for step in before {
-        ensure!(step.answer == Told::Yes, "{step:#?}");
+        ensure!(step.answer == Told::Yes && step.since.is_some(), "{step:#?}");
     }
     Ok(chain)
 }
@@ -118,7 +118,7 @@ fn is_yes(lab: &Lab, consumer: &str) -> anyhow::Result<()> {
     lab.node.until_verdict(DNS, "Programmed", 4 * EVENT_BUDGET)?;
     let chain = why(lab, consumer, 0)?;
     for step in &chain.steps {
-        ensure!(step.answer == Told::Yes, "{step:#?}");
+        ensure!(step.answer == Told::Yes && step.since.is_some(), "{step:#?}");
     }
     Ok(())
 }

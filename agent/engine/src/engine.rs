@@ -114,6 +114,9 @@ pub struct Engine {
     pub(crate) objects_known: Completeness,
     /// The barrier has passed.
     pub(crate) passed: bool,
+    /// When it did; for people.
+    #[serde(skip)]
+    pub(crate) passed_at: Option<Boot>,
 
     // Facts.
     pub(crate) interfaces: Interfaces,
@@ -186,6 +189,7 @@ impl Engine {
             dumped: false,
             objects_known: Completeness::Partial,
             passed: false,
+            passed_at: None,
             interfaces: Interfaces::default(),
             denied: BTreeMap::new(),
             asked: BTreeSet::new(),
@@ -294,6 +298,7 @@ impl Engine {
                 .any(|port| !port.attachments.is_empty() && port.known == Known::Unread);
             if !unread {
                 self.passed = true;
+                self.passed_at = Some(now.boot);
                 self.everything_dirty();
                 self.settle();
                 self.audit_everything();

@@ -1,18 +1,16 @@
 //! Why an intent is as it is: everything that decides about it, link by link, and what is believed of the kernel for it.
 
 use crate::belief::Belief;
-use crate::cell::Cell;
 use crate::conflict::Claim;
 use crate::engine::Engine;
 use crate::gate::{Gate, Known, classify, of_device};
 use crate::intent::{Intent, Producers, Proof};
 use crate::locals::LocalsState;
-use crate::model::{
-    Entry, FailReason, HoldReason, Identity, Ifindex, Incarnation, Link, ObjectName, Row, State,
-};
+use crate::model::{FailReason, HoldReason, Identity, Ifindex, Incarnation, Link, ObjectName, Row, State};
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::Goal;
 use crate::ports::Port;
+use crate::since::{Entries, Since, Times};
 use crate::view::{Barrier, IntentView, PolicyView, Serving, View};
 
 /// Producers that are named.
@@ -23,6 +21,8 @@ const PRODUCERS: usize = 8;
 pub struct Explained {
     /// The policy.
     pub policy: PolicyView,
+    /// First sight of its generation.
+    pub seen: Since,
     /// What the start barrier still waits for.
     pub waiting_for: Vec<Barrier>,
     /// Its producers.
@@ -81,6 +81,10 @@ pub struct SetFacts {
     pub serving: Option<Serving>,
     /// Since when the selected set serves, milliseconds since the Unix epoch.
     pub since_ms: Option<i64>,
+    /// Since when some producer is ready, or none.
+    pub supplied: Option<Since>,
+    /// Since when a switch waits for one.
+    pub waiting: Option<Since>,
     /// What is believed of slot, set and backends.
     pub beliefs: Vec<Belief>,
 }
@@ -175,6 +179,8 @@ pub struct ConsumerFacts {
     pub write_trouble: Option<String>,
     /// The proof.
     pub proof: ProofFacts,
+    /// Since when the links of its chain are as they are.
+    pub times: Times,
     /// What is believed of the kernel at its interface.
     pub beliefs: Vec<Belief>,
 }
@@ -216,6 +222,7 @@ impl Engine {
                 Asked::Worst(_) => state.intents.len().saturating_sub(consumers.len()) as u64,
             },
             policy: view,
+            seen: self.since(state.seen.boot),
             consumers,
         })
     }
@@ -251,6 +258,14 @@ impl Engine {
             current: state.current,
             serving,
             since_ms: state.served.as_ref().map(|served| served.since_ms),
+            supplied: state
+                .supplied
+                .of(&!state.ready.is_empty())
+                .map(|at| self.since(at)),
+            waiting: state
+                .waiting_since
+                .filter(|_| state.waiting)
+                .map(|at| self.since(at)),
             beliefs: state
                 .slot
                 .map(|slot| self.beliefs_of_slot(slot, true))
@@ -327,7 +342,8 @@ impl Engine {
             .lost()
             .cloned()
             .or_else(|| claim.and_then(|claim| claim.conflict.clone()));
-        let (destinations, written, open) = claim.map_or((0, 0, 0), |claim| count(port, state, claim));
+        let there = claim.map(|claim| Entries::of(port, state, claim));
+        let entries = there.unwrap_or_default();
         Some(ConsumerFacts {
             intent: IntentView::of(state, attachment, intent),
             refused,
@@ -354,11 +370,12 @@ impl Engine {
                 .map(|trouble| trouble.message.to_string()),
             foreign: port.foreign.clone(),
             row: port.row.sure().copied(),
-            destinations,
-            written,
-            open,
+            destinations: entries.claimed.into(),
+            written: entries.written.into(),
+            open: entries.open.into(),
             write_trouble: self.write_trouble(port, state, intent, claim),
             proof: proof(intent),
+            times: self.times(port, intent, there.as_ref()),
             beliefs: self.believed_for(attachment.port, claim),
         })
     }
@@ -400,18 +417,6 @@ impl Engine {
             .or(intent.entries_trouble.as_ref())
             .map(|trouble| trouble.message.to_string())
     }
-}
-
-/// Destinations that an intent claims, those whose entry is in the kernel, those of them that are open.
-fn count(port: &Port, state: &PolicyState, claim: &Claim) -> (u64, u64, u64) {
-    let entries: Vec<Entry> = claim
-        .keys
-        .iter()
-        .filter_map(|key| port.entries.get(key).and_then(Cell::sure).copied().flatten())
-        .filter(|entry| Some(entry.policy) == state.slot)
-        .collect();
-    let open = entries.iter().filter(|entry| entry.open).count();
-    (claim.keys.len() as u64, entries.len() as u64, open as u64)
 }
 
 fn proof(intent: &Intent) -> ProofFacts {

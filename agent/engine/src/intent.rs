@@ -13,6 +13,7 @@ use crate::model::{
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::Trouble;
+use crate::since::{Entries, Mark};
 
 /// Tells sets of destinations apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +93,8 @@ pub(crate) struct Intent {
     pub(crate) hindered: bool,
     /// The registered token when it was last judged.
     pub(crate) token: Option<Token>,
+    #[serde(skip)]
+    pub(crate) entries: Mark<Entries>,
 }
 
 /// Whether producers are there.
@@ -251,6 +254,7 @@ impl Intent {
             proof_trouble: None,
             hindered: false,
             token: None,
+            entries: Mark::default(),
         }
     }
 

@@ -22,6 +22,7 @@ mod objects;
 mod plan;
 mod ports;
 mod producers;
+pub mod since;
 mod slots;
 pub mod view;
 

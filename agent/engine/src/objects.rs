@@ -16,6 +16,7 @@ use crate::model::{
     PolicySlot, PolicySpec, Selector, SlotId, State,
 };
 use crate::plan::Trouble;
+use crate::since::Mark;
 use crate::view::{Counts, PolicyView};
 
 /// Names a policy (one uid) within this life.
@@ -127,6 +128,9 @@ pub(crate) struct PolicyState {
     pub(crate) applied: u64,
     pub(crate) proven: u64,
     pub(crate) behind_since: Option<Now>,
+    /// A selected producer is ready.
+    #[serde(skip)]
+    pub(crate) supplied: Mark<bool>,
     pub(crate) view: Option<PolicyView>,
 }
 
@@ -323,6 +327,7 @@ impl Engine {
             applied: 0,
             proven: 0,
             behind_since: None,
+            supplied: Mark::default(),
             view: None,
             object: policy.clone(),
         };

@@ -23,6 +23,7 @@ use crate::model::{
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
 use crate::producers::Orphan;
+use crate::since::Marks;
 
 /// Reads of the registry row.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -111,6 +112,8 @@ pub(crate) struct Port {
     claimed_away: BTreeSet<SlotId>,
     slots_used: BTreeSet<SlotId>,
     last_epoch: Option<u32>,
+    #[serde(skip)]
+    pub(crate) marks: Marks,
 }
 
 impl Default for Port {
@@ -148,6 +151,7 @@ impl Default for Port {
             claimed_away: BTreeSet::new(),
             slots_used: BTreeSet::new(),
             last_epoch: None,
+            marks: Marks::default(),
         }
     }
 }
@@ -775,6 +779,7 @@ impl Engine {
             self.unwell.remove(&ifindex);
         }
         self.account(ifindex, &mut port, &claims);
+        self.mark(&mut port, &claims);
         self.locals.concern(ifindex, &claims);
         let over = port.device.is_none()
             && port.attachments.is_empty()

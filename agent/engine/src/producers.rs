@@ -585,6 +585,7 @@ impl Engine {
             state.unsupported = refused.clone();
             state.families = families;
             state.ready = ready_ids;
+            state.supplied.note(!state.ready.is_empty(), self.now.boot);
             state.unreached = unreached;
             state.coming = coming;
             if std::mem::replace(&mut state.producer_trouble, trouble) != trouble {

@@ -4,6 +4,8 @@
 
 #[path = "table/paths.rs"]
 mod paths;
+#[path = "table/since.rs"]
+mod since;
 mod support;
 
 use holdfast_engine::model::*;

@@ -16,8 +16,9 @@ use crate::serve::why::{Chain, Step, Told, Why};
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 From the interface to the proof every step is answered with yes, no or unknown (in JSON: `steps`, each with `step`, \
-`answer`, `since`, `found`, `remedy`, `command`), from what the agent knows and from the kernel, looked at now. The \
-steps, in their order:
+`answer`, `since`, `earlier`, `found`, `remedy`, `command`), from what the agent knows and from the kernel, looked at \
+now. Beside each stands for how long it has been so: `5m+` when it was so already when the agent looked for the first time, \
+`-` when that cannot be told. The steps, in their order:
   policy     accepted, and its destinations are no older policy's
   interface  there, up, with carrier
   identity   the expected incarnation is registered
@@ -150,11 +151,15 @@ fn line(step: &Step, now: &str) -> Vec<String> {
         Told::No => paint(BAD, "no"),
         Told::Unknown => paint(OPEN, "?"),
     };
-    let since = step.since.as_ref();
+    let since = match &step.since {
+        None => "-".to_owned(),
+        Some(since) if step.earlier => format!("{}+", age(since, now)),
+        Some(since) => age(since, now),
+    };
     vec![
         format!("  {}", step.step.name()),
         answer,
-        since.map_or_else(|| "-".to_owned(), |since| age(since, now)),
+        since,
         step.found.clone(),
     ]
 }

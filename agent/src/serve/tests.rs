@@ -15,6 +15,7 @@ use holdfast_engine::explain::{Asked, Explained, SetFacts, Unexplained};
 use holdfast_engine::model::{
     Boot, HoldReason, Ifindex, Link, Now, ObjectName, RegistryRead, State, Token, Uid,
 };
+use holdfast_engine::since::Since;
 use holdfast_engine::view::{Barrier, Counts, PolicyView, Settled};
 use hyper::StatusCode;
 use tempfile::TempDir;
@@ -71,6 +72,10 @@ impl Known {
         match (&self.policy, asked) {
             (Some(policy), Asked::Worst(_)) => Ok(Box::new(Explained {
                 policy: policy.clone(),
+                seen: Since {
+                    at: policy.since,
+                    earlier: false,
+                },
                 waiting_for: Vec::new(),
                 set: SetFacts {
                     selected: 0,
@@ -79,6 +84,8 @@ impl Known {
                     current: false,
                     serving: None,
                     since_ms: None,
+                    supplied: None,
+                    waiting: None,
                     beliefs: Vec::new(),
                 },
                 consumers: Vec::new(),

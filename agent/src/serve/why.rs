@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use holdfast_engine::belief::{Belief, Difference};
 use holdfast_engine::explain::{ConsumerFacts, Explained, IdentityFacts, ProofFacts, SetFacts, Supply};
-use holdfast_engine::model::{HoldReason, Identity, Link, RegistryRead, State};
+use holdfast_engine::model::{FailReason, HoldReason, Identity, Link, RegistryRead, State};
+use holdfast_engine::since::Since;
 use serde::{Deserialize, Serialize};
 
 use super::health;
@@ -115,8 +116,10 @@ pub struct Step {
     pub step: StepName,
     /// Whether it is there.
     pub answer: Told,
-    /// Since when, RFC 3339, if that is known.
+    /// Since when, RFC 3339; none: that cannot be told.
     pub since: Option<String>,
+    /// It was so already then, when the agent looked for the first time.
+    pub earlier: bool,
     /// What was found, for people.
     pub found: String,
     /// What to do about it, for people.
@@ -133,6 +136,7 @@ impl Step {
             step,
             answer,
             since: None,
+            earlier: false,
             found: found.into(),
             remedy: None,
             command: None,
@@ -208,8 +212,9 @@ impl Why {
                     explained,
                     facts,
                     seen,
+                    stamps,
                 };
-                look.chain(stamps)
+                look.chain()
             })
             .collect();
         let looked_at = consumers.len() as u64;
@@ -238,10 +243,12 @@ struct Look<'a> {
     explained: &'a Explained,
     facts: &'a ConsumerFacts,
     seen: &'a Seen,
+    stamps: &'a Stamps,
 }
 
 impl Look<'_> {
-    fn chain(&self, stamps: &Stamps) -> Chain {
+    fn chain(&self) -> Chain {
+        let stamps = self.stamps;
         let intent = &self.facts.intent;
         let mut steps = vec![self.policy()];
         steps.push(self.interface());
@@ -255,13 +262,15 @@ impl Look<'_> {
         let cause = cause.map(|step| step.step);
         let programmed = intent.state == State::Programmed;
         for step in &mut steps {
-            let of_state =
-                !programmed && cause == Some(step.step) || programmed && step.step == StepName::Proof;
-            if of_state && step.answer != Told::Unknown {
+            // The start of a state outlasts the agent: it is known better than anything that this life has seen.
+            let told = match step.answer {
+                Told::Yes => programmed && step.step == StepName::Proof,
+                Told::No => cause == Some(step.step) && says(intent.state).contains(&step.step),
+                Told::Unknown => false,
+            };
+            if told {
                 step.since = Some(stamps.rfc3339(intent.since));
-            }
-            if step.step == StepName::Producer && step.answer == Told::Yes {
-                step.since = self.explained.set.since_ms.map(rfc3339);
+                step.earlier = false;
             }
         }
         let all = |told| steps.iter().all(|step| step.answer == told);
@@ -281,6 +290,15 @@ impl Look<'_> {
             },
             cause,
             steps,
+        }
+    }
+
+    /// With the time since when it is so, if that is known.
+    fn timed(&self, step: Step, since: Option<Since>) -> Step {
+        Step {
+            since: since.map(|since| self.stamps.rfc3339(since.at)),
+            earlier: since.is_some_and(|since| since.earlier),
+            ..step
         }
     }
 
@@ -364,10 +382,8 @@ impl Look<'_> {
                 format!("the start of the agent is not complete: it waits for {missing}"),
             );
         }
-        Step::yes(
-            STEP,
-            format!("accepted at generation {}", self.explained.policy.generation),
-        )
+        let found = format!("accepted at generation {}", self.explained.policy.generation);
+        self.timed(Step::yes(STEP, found), Some(self.explained.seen))
     }
 
     fn interface(&self) -> Step {
@@ -386,25 +402,28 @@ impl Look<'_> {
                 )
                 .command(format!("ip link show dev {name}"));
         };
+        let told = self.facts.device.as_ref() == Some(link);
+        let since = self.facts.times.interface.filter(|_| told);
         if !link.up {
-            return Step::no(STEP, format!("{name} is not up"))
+            let step = Step::no(STEP, format!("{name} is not up"))
                 .remedy("set it up")
                 .command(format!("ip link set dev {name} up"));
+            return self.timed(step, since);
         }
         if !link.carrier {
-            return Step::no(
+            let step = Step::no(
                 STEP,
                 format!("{name} has no carrier: the workload's side is down or not open"),
             )
             .remedy("bring the workload's side up")
             .command(show);
+            return self.timed(step, since);
         }
-        let found = format!("{name} is there and up, number {}", link.ifindex);
-        if self.facts.device.as_ref() == Some(link) {
-            Step::yes(STEP, found)
-        } else {
-            Step::yes(STEP, format!("{found}; the agent is being told of it"))
+        let mut found = format!("{name} is there and up, number {}", link.ifindex);
+        if !told {
+            found.push_str("; the agent is being told of it");
         }
+        self.timed(Step::yes(STEP, found), since)
     }
 
     fn identity(&self) -> Step {
@@ -421,6 +440,8 @@ impl Look<'_> {
             }
         };
         let of_device = row.filter(|row| row.host_mac_shared || row.host_mac == link.mac);
+        let told = matches!(&self.facts.identity, IdentityFacts::Row(row) if *row == of_device);
+        let since = self.facts.times.identity.filter(|_| told);
         let Some(identity) = of_device else {
             let found = match row {
                 Some(_) => format!(
@@ -429,9 +450,10 @@ impl Look<'_> {
                 ),
                 None => format!("nobody is registered behind {name}"),
             };
-            return Step::no(STEP, found)
+            let step = Step::no(STEP, found)
                 .remedy(self.register())
                 .command(self.registering());
+            return self.timed(step, since);
         };
         let expected = self.facts.expected;
         if expected.is_some() && identity.incarnation != expected {
@@ -443,7 +465,7 @@ impl Look<'_> {
                     },
                 )
             };
-            return Step::no(
+            let step = Step::no(
                 STEP,
                 format!(
                     "{} is registered behind {name}, attachment {} expects {}",
@@ -458,8 +480,10 @@ impl Look<'_> {
                 self.name()
             ))
             .command("holdfast attachment list");
+            return self.timed(step, since);
         }
-        Step::yes(STEP, format!("registered, token {:016x}", identity.token.get()))
+        let found = format!("registered, token {:016x}", identity.token.get());
+        self.timed(Step::yes(STEP, found), since)
     }
 
     /// The device, and what the registry says of it: fresh, or as the agent knows it if nothing could be seen.
@@ -536,15 +560,22 @@ impl Look<'_> {
             Supply::Ready if !set.current => {
                 Step::unknown(STEP, format!("{counted}; the policy is being switched to them"))
             }
-            Supply::Ready => Step::yes(STEP, counted),
-            Supply::Missing(why) => missing(set, why.clone().unwrap_or(counted)),
+            Supply::Ready => Step {
+                since: set.since_ms.map(rfc3339),
+                ..Step::yes(STEP, counted)
+            },
+            Supply::Missing(why) => {
+                // Where some are ready it is this consumer that has none: nobody has noted since when.
+                let since = set.supplied.filter(|_| set.ready == 0);
+                self.timed(missing(set, why.clone().unwrap_or(counted)), since)
+            }
             Supply::Awaited { serving } => {
                 let old = if *serving {
                     "the earlier set goes on serving"
                 } else {
                     "the earlier set was cut off"
                 };
-                missing(set, format!("{counted}; {old}"))
+                self.timed(missing(set, format!("{counted}; {old}")), set.waiting)
             }
         }
     }
@@ -561,15 +592,14 @@ impl Look<'_> {
                 .command(format!("bpftool net show dev {}", self.interface_name()));
         }
         if let Some(trouble) = &facts.attach_trouble {
-            return Step::no(STEP, trouble.clone())
+            let step = Step::no(STEP, trouble.clone())
                 .remedy("the agent tries again by itself, at most 30 s later; preflight says what this kernel lacks")
                 .command("holdfast preflight");
+            return self.timed(step, facts.times.attach);
         }
         if facts.attached {
-            return Step::yes(
-                STEP,
-                format!("the program is attached to {}", self.interface_name()),
-            );
+            let found = format!("the program is attached to {}", self.interface_name());
+            return self.timed(Step::yes(STEP, found), facts.times.attach);
         }
         match self.device() {
             Ok(Some(_)) => Step::unknown(STEP, "the program is being attached"),
@@ -591,22 +621,24 @@ impl Look<'_> {
             return Step::unknown(STEP, "the program is not attached");
         }
         let programs = foreign.unwrap_or(&facts.foreign);
+        let since = facts.times.position.filter(|_| *programs == facts.foreign);
         if programs.is_empty() {
-            return Step::yes(STEP, "no program is asked before ours");
+            return self.timed(Step::yes(STEP, "no program is asked before ours"), since);
         }
         let found = format!(
             "{} is asked before our program and could let packets pass",
             programs.join(" and ")
         );
         if foreign.is_none() && facts.intent.state == State::Programmed {
-            return Step::yes(STEP, format!("{found}; that is allowed here"));
+            return self.timed(Step::yes(STEP, format!("{found}; that is allowed here")), since);
         }
-        Step::no(STEP, found)
+        let step = Step::no(STEP, found)
             .remedy(
                 "have its owner attach it behind ours, or remove it; if it is harmless, run the agent with \
                  --allow-foreign-before",
             )
-            .command(format!("bpftool net show dev {}", self.interface_name()))
+            .command(format!("bpftool net show dev {}", self.interface_name()));
+        self.timed(step, since)
     }
 
     /// `blocked`: something before is missing, of which this is a consequence.
@@ -646,9 +678,15 @@ impl Look<'_> {
             }
         );
         let right = is_open && facts.open == facts.destinations && facts.destinations > 0;
+        // Both must be there: it is so since the later of them. A closed row alone is enough for no.
+        let (row, entries) = (facts.times.row, facts.times.entries);
+        let later = row
+            .zip(entries)
+            .map(|(row, entries)| if row.at > entries.at { row } else { entries });
         match (right, blocked) {
-            (true, _) => Step::yes(STEP, found),
-            (false, true) => Step::no(STEP, found),
+            (true, _) => self.timed(Step::yes(STEP, found), later),
+            (false, true) if is_open => self.timed(Step::no(STEP, found), entries),
+            (false, true) => self.timed(Step::no(STEP, found), row),
             (false, false) => Step::unknown(STEP, found),
         }
     }
@@ -696,7 +734,26 @@ impl Look<'_> {
     }
 }
 
-const FAILED: holdfast_engine::model::FailReason = holdfast_engine::model::FailReason::ProofFailed;
+const FAILED: FailReason = FailReason::ProofFailed;
+
+/// The steps of which one says no when an intent is in this state.
+const fn says(state: State) -> &'static [StepName] {
+    match state {
+        State::Pending | State::Programmed => &[],
+        State::Held(HoldReason::InterfaceMissing | HoldReason::InterfaceDown | HoldReason::NoCarrier) => {
+            &[StepName::Interface]
+        }
+        State::Held(HoldReason::IdentityMissing | HoldReason::IdentityMismatch)
+        | State::Failed(FailReason::RegistryUnreadable) => &[StepName::Identity],
+        State::Held(HoldReason::NoReadyProducer) => &[StepName::Producer],
+        State::Failed(FailReason::AttachFailed) => &[StepName::Attach],
+        State::Failed(FailReason::MapWriteFailed | FailReason::MapFull) => &[StepName::Entries],
+        State::Failed(FailReason::ProofFailed) => &[StepName::Position, StepName::Proof],
+        State::Failed(FailReason::Conflict | FailReason::Invalid | FailReason::Unsupported) => {
+            &[StepName::Policy]
+        }
+    }
+}
 
 fn is_blocked(steps: &[Step]) -> bool {
     steps.iter().any(|step| step.answer == Told::No)
