@@ -590,11 +590,11 @@ impl Engine {
         let mut voids_proofs = true;
         match difference {
             Difference::NoProgram { .. } => {
-                if port.program.is(&None) {
+                if !port.has_program() {
                     return false;
                 }
-                // It is attached anew, under a closed row.
-                port.program = Cell::Sure(None);
+                // It is attached anew, under a closed row. A link without a device may be left of it.
+                port.program.doubt(None);
             }
             Difference::Foreign { programs, .. } => {
                 if port.foreign == *programs {

@@ -266,7 +266,6 @@ impl Engine {
             }
             Event::LinkGone(ifindex) => {
                 self.asked.remove(&ifindex);
-                self.denied.remove(&ifindex);
                 self.link_lost(ifindex, true);
             }
             Event::LinkDump(links) => self.link_dump(links),
@@ -409,8 +408,15 @@ impl Engine {
         if let Some((_, identity)) = self.suspects.remove(&ifindex) {
             self.identity_died(ifindex, identity);
         }
+        if sure {
+            self.denied.remove(&ifindex);
+        }
         let dead = self.interfaces.link(ifindex).cloned();
         let Some(change) = self.interfaces.gone(ifindex) else {
+            if let Some(port) = self.ports.get_mut(&ifindex).filter(|_| sure) {
+                port.gone();
+                self.dirty.ports.insert(ifindex);
+            }
             return;
         };
         if let (Some(dead), Some(port)) = (dead, self.ports.get(&ifindex))
@@ -487,6 +493,7 @@ impl Engine {
             .interfaces
             .ifindexes()
             .chain(self.suspects.keys().copied())
+            .chain(self.denied.keys().copied())
             .filter(|ifindex| !there.contains(ifindex))
             .collect();
         for ifindex in gone {
@@ -522,9 +529,9 @@ impl Engine {
             let last = OpId(self.last_op);
             // While it is being asked for, what is told may be older than the denial.
             let asking = self.asked.contains(&ifindex) || self.out.asks.contains(&ifindex);
-            let denied = self.denied.get(&ifindex).copied().filter(|_| !asking);
+            let denied = self.denied.get(&ifindex).copied();
             if change.replaced {
-                port.device_changed(device, denied, last);
+                port.device_changed(device, denied, asking, last);
             } else {
                 port.unblock();
             }

@@ -18,7 +18,7 @@ use crate::intent::{Facts, Fingerprint, Intent, Producers, Proof, judge};
 use crate::locals::LocalsState;
 use crate::model::{
     Boot, Device, Entry, FailReason, Ifindex, IntentProof, Leg, Link, LinkKind, Mac, Op, OpError, OpId,
-    OpResult, PolicySlot, RouteKey, Row, SlotId, State, Token,
+    OpResult, PolicySlot, RouteKey, Row, SlotId, State, Token, WhileHeld,
 };
 use crate::objects::{AttachmentId, PolicyId, PolicyState};
 use crate::plan::{Goal, Removed, Trouble, What};
@@ -298,8 +298,20 @@ impl Port {
         self.adopted.then_some((mac, token))
     }
 
-    /// Another device has this number now, or none.
-    pub(crate) fn device_changed(&mut self, device: Option<Device>, denied: Option<Device>, last: OpId) {
+    /// The device is gone for sure: what is here was its own.
+    pub(crate) fn gone(&mut self) {
+        self.stale |= self.device.is_none();
+    }
+
+    /// Another device has this number now, or none. `denied`: an operation did not find that one. `asking`: nobody has
+    /// said yet whether it is there.
+    pub(crate) fn device_changed(
+        &mut self,
+        device: Option<Device>,
+        denied: Option<Device>,
+        asking: bool,
+        last: OpId,
+    ) {
         let first = self.adopted && self.device.is_none() && !self.stale;
         self.touched = last;
         self.before_device = last;
@@ -308,7 +320,7 @@ impl Port {
         self.known = Known::Unread;
         self.troubles.clear();
         self.foreign.clear();
-        if denied.is_some() && denied == device {
+        if denied.is_some() && denied == device && !asking {
             // The kernel says that it is gone, the link table says that it is there: no haste.
             self.troubles.insert(
                 Goal::Attached,
@@ -331,7 +343,7 @@ impl Port {
             }
             None => {
                 self.adopted = false;
-                self.stale = true;
+                self.stale |= denied.is_none();
             }
         }
         self.device = device;
@@ -950,6 +962,13 @@ impl Engine {
     }
 
     fn vacate(&mut self, ifindex: Ifindex, port: &mut Port) {
+        if port.device.is_none() && self.denied.contains_key(&ifindex) {
+            // It may be there under another address, program and all: until that is known its claims stay.
+            if port.may_be_open() {
+                self.close_row(ifindex, port, Kinds::default());
+            }
+            return;
+        }
         if !port.bare() {
             if port.device.is_some() {
                 self.empty(ifindex, port);
@@ -1300,12 +1319,17 @@ impl Engine {
             let claim = claims.keys.get(&key).copied();
             let slot = claim.and_then(|index| plans[index].slot);
             let (Some(index), Some(slot)) = (claim, slot) else {
-                let kept_open = claims.kept.contains(&key) && cell.may(|entry| is_open(*entry));
-                if kept_open && opening && self.may_remove() {
-                    // Nobody can say what it wants any more: it does not go live with the others.
-                    revokes.extend(closed_of(cell).map(|entry| (key, entry)));
+                if claims.kept.contains(&key) {
+                    // Nobody can say what it wants any more: it does not go live with the others, and what somebody
+                    // else changed is put back closed.
+                    let goes_live = opening && cell.may(|entry| is_open(*entry));
+                    if self.may_remove() && (goes_live || cell.sure().is_none()) {
+                        let left = cell.values().last().copied().flatten();
+                        revokes.extend(left.map(|entry| (key, Entry { open: false, ..entry })));
+                    }
+                    continue;
                 }
-                if claims.kept.contains(&key) || (claim.is_none() && !self.may_remove()) {
+                if claim.is_none() && !self.may_remove() {
                     continue;
                 }
                 // Nobody's, or its new owner has no slot yet: closed first, so that a crash in the middle
@@ -1376,6 +1400,9 @@ impl Engine {
             let wanted = Entry { policy: slot, open };
             let closes = !open && cell.may(|entry| is_open(*entry));
             let others = cell.may(|entry| entry.is_some_and(|entry| entry.policy != slot));
+            if closes && !others && self.stops_passing(claim) {
+                continue;
+            }
             if (!closes || others) && !self.slots.get(&slot).is_some_and(|slot| slot.cell.idle()) {
                 // What opens or claims stands on the slot; while that is being written it waits, and what delivers
                 // to somebody else's is closed where it is: this one may still let pass what its policy does not.
@@ -1708,6 +1735,18 @@ impl Engine {
             .collect()
     }
 
+    /// Whether the slot of a policy that drops is being written and may still let pass: what is closed before the answer
+    /// leaks.
+    fn stops_passing(&self, claim: &Claim) -> bool {
+        self.objects.policies.get(&claim.policy).is_some_and(|state| {
+            let spec = state.spec.as_ref();
+            let slot = state.slot.and_then(|slot| self.slots.get(&slot));
+            spec.is_some_and(|spec| spec.while_held == WhileHeld::Drop)
+                && slot.is_some_and(|slot| slot.may_pass() && !slot.cell.idle())
+                && !self.is_silent(slot.and_then(|slot| slot.cell.flight()))
+        })
+    }
+
     /// Closes, opens or rewrites the consumer row.
     fn plan_row(
         &mut self,
@@ -1797,7 +1836,9 @@ impl Engine {
             _ => {
                 port.ready_since = None;
                 port.troubles.remove(&Goal::RowOpen);
-                self.close_row(ifindex, port, kinds);
+                if !claims.intents.iter().any(|claim| self.stops_passing(claim)) {
+                    self.close_row(ifindex, port, kinds);
+                }
             }
         }
     }
@@ -2232,7 +2273,8 @@ impl Engine {
         if let Some(port) = self.ports.get_mut(&ifindex)
             && port.program.idle()
         {
-            port.program = Cell::Sure(None);
+            // A link without a device may be left of it.
+            port.program.doubt(None);
             self.dirty.ports.insert(ifindex);
         }
         self.dirty_interface_of(ifindex);

@@ -211,6 +211,12 @@ impl SlotState {
         !self.cell.may(Option::is_none)
     }
 
+    /// Whether packets of held consumers may pass.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.cell
+            .may(|value| value.as_ref().is_some_and(|value| value.pass_while_held))
+    }
+
     /// Whether nothing that proofs stand on is in doubt.
     pub(crate) fn settled(&self) -> bool {
         matches!(self.cell.sure(), Some(Some(_)))

@@ -243,9 +243,11 @@ mod scripts {
         a_destination_that_passes_on_is_proven_first
         a_detach_that_failed_is_forgotten_when_somebody_is_back
         a_device_that_comes_back_with_its_program_leaks_nothing
+        a_device_denied_under_a_new_address_keeps_its_claims
         a_device_that_is_back_at_once_keeps_its_identity
         a_device_that_is_being_asked_for_has_not_failed
         a_device_that_is_gone_is_news_whoever_asked
+        a_device_that_was_only_denied_keeps_its_claims
         a_disproved_token_is_read_again
         a_hold_that_goes_on_over_a_restart_begins_no_schedule
         a_leftover_of_its_own_keeps_no_policy_from_passing
@@ -277,6 +279,7 @@ mod scripts {
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
         a_void_read_without_an_answer_says_nothing
+        an_address_that_is_shared_brings_nobody_back
         an_address_that_is_shared_proves_no_death
         an_attach_that_failed_is_tried_again_when_its_policy_is_gone
         an_attach_that_failed_is_tried_again_without_consumers
@@ -294,6 +297,7 @@ mod scripts {
         every_read_of_before_a_device_is_void
         lists_in_pieces_take_no_memory
         no_claim_comes_under_a_slot_that_still_passes
+        no_row_closes_before_its_slot_stops_passing
         no_row_opens_over_a_set_of_the_dead
         nothing_goes_while_what_it_covers_is_being_closed
         nothing_is_written_while_a_clear_is_out
@@ -302,6 +306,7 @@ mod scripts {
         register_returns_although_a_revocation_waits_for_the_next_opening
         the_program_comes_after_the_last_plan
         the_row_of_an_unsupported_policy_is_closed_in_the_end
+        what_an_audit_missed_leaves_no_link_behind
         what_cannot_be_taken_away_closes_its_interface
         what_failed_once_keeps_nobody_pending
         what_is_given_back_while_a_switch_waits_reaches_nobody
@@ -309,6 +314,7 @@ mod scripts {
         what_leads_to_another_policy_is_not_there_yet
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
+        what_somebody_else_led_elsewhere_is_put_back_closed
         what_the_former_incarnation_asked_is_one_question_too
         what_was_disproved_of_an_incarnation_dies_with_it
         what_was_disproved_of_one_set_is_not_held_against_the_next

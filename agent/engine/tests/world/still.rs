@@ -72,11 +72,8 @@ impl Oracle {
             );
         }
         for ifindex in kernel.pins.keys() {
-            // An audit that comes between a device and the news that it is gone takes the link for gone, too; the next
-            // one finds it.
-            let left = self.audits && !kernel.devices.contains_key(ifindex);
             ensure!(
-                self.wants.of_device.contains_key(ifindex) || left || excused(ifindex),
+                self.wants.of_device.contains_key(ifindex) || excused(ifindex),
                 RULE,
                 "a link is pinned for {ifindex}, which has no attachment"
             );

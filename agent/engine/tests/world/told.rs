@@ -240,7 +240,9 @@ impl Told {
 
     /// A registry row is being deleted.
     pub(crate) fn deletes(&mut self, ifindex: Ifindex, token: Token) {
-        let mac = self.links.get(&ifindex).map(|link| link.mac);
+        // Of a device that went, and whose address others have too, nobody can say whether it is back.
+        let known = self.dead.get(&(ifindex, token)).is_none_or(Option::is_some);
+        let mac = self.links.get(&ifindex).map(|link| link.mac).filter(|_| known);
         self.deleting.insert((ifindex, token), mac);
     }
 
