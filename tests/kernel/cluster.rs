@@ -180,7 +180,7 @@ fn config_map(name: &str) -> String {
 fn told_folder(victim: &mut Child) -> anyhow::Result<PathBuf> {
     let stdout = victim.stdout.take().context("no output")?;
     let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-    let mut said = lines.filter_map(|line| line.trim().strip_prefix(TOLD).map(PathBuf::from));
+    let mut said = lines.filter_map(|line| line.split_once(TOLD).map(|(_, path)| PathBuf::from(path)));
     let kubeconfig = said.next().context("the victim has started nothing")?;
     Ok(kubeconfig.parent().context("no folder")?.to_path_buf())
 }

@@ -1,5 +1,7 @@
 //! A real API server, or a whole cluster, for a test; see the crate `holdfast-cluster`.
 
+use std::path::{Path, PathBuf};
+
 use holdfast_cluster::Lacking;
 pub use holdfast_cluster::{ApiServer, Cluster, Content, Image, Kubectl, Options, Process};
 
@@ -27,6 +29,17 @@ pub fn api_server_in(space: &crate::Space) -> anyhow::Result<ApiServer> {
 /// As [`api_server`].
 pub fn cluster(options: &Options) -> anyhow::Result<Cluster> {
     Cluster::start(options).map_err(or_skip)
+}
+
+/// The image of the agent that was built for the tests, `localhost/holdfast:dev`, as a docker-archive in this folder.
+///
+/// # Errors
+/// [`Reason`], which skips the test; or when it cannot be made.
+pub fn agent_image(folder: &Path) -> anyhow::Result<PathBuf> {
+    let agent = crate::node::agent_binary()?;
+    let archive = folder.join("holdfast.tar");
+    Image::of_agent(&agent)?.write(&archive, &folder.join("scratch"))?;
+    Ok(archive)
 }
 
 /// What keeps this machine from running an API server.

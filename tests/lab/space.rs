@@ -45,6 +45,17 @@ impl Space {
         Ok(space)
     }
 
+    /// The network namespace behind this file, which lives on as long as this value does.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn of_file(file: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            net: Arc::new(open(file)?),
+            mounts: None,
+        })
+    }
+
     /// A new network namespace and a new mount namespace: what is mounted there is seen nowhere else. It has a
     /// temporary file system at [`ROOT`], and in its `bpf` a bpffs.
     ///
@@ -130,9 +141,9 @@ impl Space {
     }
 }
 
-fn open(path: &str) -> anyhow::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty()).with_context(|| format!("cannot open {path}"))
+fn open(path: impl AsRef<Path>) -> anyhow::Result<OwnedFd> {
+    let (path, flags) = (path.as_ref(), OFlags::RDONLY | OFlags::CLOEXEC);
+    openat(CWD, path, flags, Mode::empty()).with_context(|| format!("cannot open {}", path.display()))
 }
 
 /// Unshares parts of the calling thread's context.

@@ -230,32 +230,70 @@ impl Cluster {
         self.node(node)?.command(&self.enclosure, argv)
     }
 
-    /// Sends a signal (`KILL`, `TERM`) to what runs in the containers of a pod, as named in its labels by kubelet.
+    /// Sends a signal (`KILL`, `TERM`) to the first process of each container of a pod.
     ///
     /// # Errors
-    /// When there is no such container.
+    /// When no container of it runs.
     pub fn kill_pod(&self, node: &str, namespace: &str, pod: &str, signal: &str) -> anyhow::Result<()> {
         let node = self.node(node)?;
-        let filter = format!(
-            "labels.\"io.kubernetes.pod.namespace\"=={namespace},labels.\"io.kubernetes.pod.name\"=={pod},\
-             labels.\"io.cri-containerd.kind\"==container"
-        );
-        let ctr = |words: &[&str]| node.ctr(&self.enclosure, &self.binaries, words);
-        let found = ctr(&["containers", "ls", "--quiet", &filter])?;
-        ensure!(
-            !found.trim().is_empty(),
-            "{} runs no container of {namespace}/{pod}",
-            node.name
-        );
-        for container in found.split_whitespace() {
-            // One that has ended already needs none.
-            let running = ctr(&["tasks", "ls"])?;
-            let runs = |line: &str| line.starts_with(container) && line.contains("RUNNING");
-            if running.lines().any(runs) {
-                ctr(&["tasks", "kill", "--signal", signal, container])?;
-            }
+        for (container, _) in self.containers(node, namespace, pod)? {
+            node.ctr(
+                &self.enclosure,
+                &self.binaries,
+                &["tasks", "kill", "--signal", signal, &container],
+            )?;
         }
         Ok(())
+    }
+
+    /// The file of a pod's network namespace, as long as the pod runs.
+    ///
+    /// # Errors
+    /// When no container of it runs.
+    pub fn pod_network(&self, node: &str, namespace: &str, pod: &str) -> anyhow::Result<PathBuf> {
+        Ok(self.pod_process(node, namespace, pod)?.join("ns/net"))
+    }
+
+    /// The file system of the first container of a pod, as this process can open it.
+    ///
+    /// # Errors
+    /// When no container of it runs.
+    pub fn pod_root(&self, node: &str, namespace: &str, pod: &str) -> anyhow::Result<PathBuf> {
+        Ok(self.pod_process(node, namespace, pod)?.join("root"))
+    }
+
+    fn pod_process(&self, node: &str, namespace: &str, pod: &str) -> anyhow::Result<PathBuf> {
+        let containers = self.containers(self.node(node)?, namespace, pod)?;
+        let (_, process) = containers.first().context("a pod without containers")?;
+        Ok(self.enclosure.inner(process))
+    }
+
+    /// The containers of a pod that run, each with its first process.
+    fn containers(&self, node: &Node, namespace: &str, pod: &str) -> anyhow::Result<Vec<(String, String)>> {
+        let label = |name: &str, value: &str| format!("labels.\"{name}\"=={value}");
+        let filter = [
+            label("io.kubernetes.pod.namespace", namespace),
+            label("io.kubernetes.pod.name", pod),
+            label("io.cri-containerd.kind", "container"),
+        ]
+        .join(",");
+        let ctr = |words: &[&str]| node.ctr(&self.enclosure, &self.binaries, words);
+        let of_pod = ctr(&["containers", "ls", "--quiet", &filter])?;
+        let tasks = ctr(&["tasks", "ls"])?;
+        let running: Vec<_> = tasks
+            .lines()
+            .filter_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+                [container, process, "RUNNING"] => Some((container.to_owned(), process.to_owned())),
+                _ => None,
+            })
+            .filter(|(container, _)| of_pod.lines().any(|line| line == container))
+            .collect();
+        ensure!(
+            !running.is_empty(),
+            "no container of {namespace}/{pod} runs on {}",
+            node.name
+        );
+        Ok(running)
     }
 
     /// Whether a process runs.

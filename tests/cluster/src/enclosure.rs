@@ -357,7 +357,7 @@ echo $!"#,
     }
 
     /// The folder of a process that has this number in the enclosure.
-    fn inner(&self, id: &str) -> PathBuf {
+    pub(crate) fn inner(&self, id: &str) -> PathBuf {
         Path::new("/proc")
             .join(self.first.to_string())
             .join("root/proc")

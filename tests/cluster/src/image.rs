@@ -30,6 +30,8 @@ pub struct Image {
 pub enum Content {
     /// A copy of this file.
     File(PathBuf),
+    /// A copy of this program without what only debuggers read: three quarters of an agent that was built for tests.
+    Program(PathBuf),
     /// A file of these bytes.
     Bytes(Vec<u8>),
     /// A link to another path of the image.
@@ -106,6 +108,10 @@ fn put(tree: &Path, path: &Path, content: &Content) -> anyhow::Result<()> {
     match content {
         Content::File(from) => {
             fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+        Content::Program(from) => {
+            let mut strip = Command::new("strip");
+            program::run(strip.args(["--strip-debug", "-o"]).arg(&to).arg(from), None)?;
         }
         Content::Bytes(bytes) => {
             fs::write(&to, bytes)?;

@@ -6,6 +6,7 @@
 //! it: the kernel then takes processes, mounts, devices and namespaces back, however that end came. Nothing of the
 //! machine's own network is touched.
 
+mod agent;
 mod api;
 mod binaries;
 mod cluster;
@@ -17,6 +18,7 @@ mod pki;
 mod program;
 mod wait;
 
+pub use agent::AGENT_IMAGE;
 pub use api::{ApiServer, Kubectl};
 pub use binaries::{Binaries, Lacking, cache_dir, lacking, lacking_for_api, packages};
 pub use cluster::{Cluster, Options, Process};
