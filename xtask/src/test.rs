@@ -253,8 +253,9 @@ fn suite_of(message: Message) -> Option<Suite> {
     } else {
         name
     };
+    let needs_lab = ["kernel", "api"].map(|folder| target.src_path.starts_with(directory.join(folder)));
     Some(Suite {
-        needs_lab: target.src_path.starts_with(directory.join("kernel")),
+        needs_lab: needs_lab.contains(&true),
         name,
         executable,
         directory,
