@@ -3,12 +3,14 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, ensure};
 use holdfast::datapath::raw;
 use holdfast_ebpf::abi::{RouteEntry, ServiceKey, pin};
 use holdfast_tests::alerts::{Alerts, Pace};
+use holdfast_tests::codegen::in_repository;
+use holdfast_tests::kubernetes::{ApiServer, api_server_in};
 use holdfast_tests::lab::{DNS, WEB};
 use holdfast_tests::objects::Policy;
 use holdfast_tests::prometheus::{LATE, Prometheus};
@@ -28,6 +30,7 @@ holdfast_tests::suite! {
     f47_a_hold_while_the_clock_is_wrong,
     f48_a_hold_through_a_crash_loop,
     a_source_and_a_report_that_fail,
+    a_saved_set_that_ages,
     a_map_that_fills,
     an_agent_that_is_gone,
     every_alert_of_the_agent_is_fired_here,
@@ -44,6 +47,8 @@ const SLOWER: Pace = Pace {
     ..Pace::SHIPPED
 };
 const MINUTE: Duration = Duration::from_secs(60);
+/// How long an agent may take to find an API server again, in real time.
+const RECONNECTED: Duration = Duration::from_secs(30);
 /// How long every alert goes on after its cause is gone, and a scrape.
 const AFTERWARDS: Duration = Duration::from_secs(150);
 
@@ -446,6 +451,59 @@ fn a_source_and_a_report_that_fail() -> anyhow::Result<()> {
     })
 }
 
+/// Something to save, of an interface that never comes.
+const OBJECTS: &str = "\
+apiVersion: holdfast.dev/v1alpha1
+kind: Attachment
+metadata: {namespace: default, name: web-0, labels: {app: web}}
+spec: {node: edge-1, interface: hfweb0, identity: 3f0c6a1e, addresses: [10.0.0.11]}
+---
+apiVersion: holdfast.dev/v1alpha1
+kind: RoutePolicy
+metadata: {namespace: default, name: dns}
+spec:
+  consumers: {matchLabels: {app: web}}
+  producers: {matchLabels: {app: dns}}
+  destinations: [{address: 10.96.0.10, protocol: UDP, port: 53}]
+";
+
+/// A node that was off for two hours boots without its API server.
+fn a_saved_set_that_ages() -> anyhow::Result<()> {
+    let api_away = |api: &ApiServer, lab: &Lab| -> anyhow::Result<()> {
+        api.away()?;
+        let saved = lab.node.outside("state")?.join("kube-objects.json");
+        let hours_ago = SystemTime::now() - PACE.time(120 * MINUTE);
+        Ok(std::fs::File::options()
+            .append(true)
+            .open(saved)?
+            .set_modified(hours_ago)?)
+    };
+    Lab::new()?.run(|lab| {
+        let api = api_server_in(lab.node.space())?;
+        let kubectl = api.kubectl();
+        let definitions = in_repository("deploy/crds").display().to_string();
+        kubectl.run(&["apply", "-f", &definitions])?;
+        kubectl.run(&["wait", "--for=condition=Established", "-f", &definitions])?;
+        kubectl.feed(&["apply", "-f", "-"], OBJECTS)?;
+        let kubeconfig = kubectl.kubeconfig().display().to_string();
+        let variables = [("HOLDFAST_SOURCE", "kube"), ("HOLDFAST_KUBECONFIG", &*kubeconfig)];
+        let held = |lab: &Lab| lab.until_intents("held", 1, LATE);
+        lab.node.launch_service(&["agent"], &variables)?;
+        lab.node.until_ready()?;
+        held(lab)?;
+        let prometheus = Prometheus::start(&lab.node, PACE)?;
+        prometheus.silent("HoldfastSavedSetOld")?;
+        lab.node.end_agent(Signal::TERM)?;
+        api_away(&api, lab)?;
+        lab.node.launch_service(&["agent"], &variables)?;
+        lab.node.until_ready()?;
+        held(lab)?;
+        prometheus.until_firing("HoldfastSavedSetOld", &[], MINUTE)?;
+        api.again()?;
+        prometheus.until_resolved("HoldfastSavedSetOld", AFTERWARDS + RECONNECTED * PACE.divisor)
+    })
+}
+
 fn a_map_that_fills() -> anyhow::Result<()> {
     let (lab, prometheus) = watched(&[("HOLDFAST_MAP_CONSUMERS", "8")], PACE)?;
     lab.run(|lab| {
@@ -492,13 +550,10 @@ fn an_agent_that_is_gone() -> anyhow::Result<()> {
 
 // --- and none is forgotten ---------------------------------------------------------------------------------
 
-/// Alerts of the agent about what it does not have yet: a source that keeps a saved set.
-const NOT_YET: [&str; 1] = ["HoldfastSavedSetOld"];
-
 fn every_alert_of_the_agent_is_fired_here() -> anyhow::Result<()> {
     let here = include_str!("alerts.rs");
     for alert in Alerts::read()?.alert {
-        if alert.is_the_controllers() || NOT_YET.contains(&alert.name.as_str()) {
+        if alert.is_the_controllers() {
             continue;
         }
         for what in ["silent", "until_firing", "until_resolved"] {
