@@ -1403,6 +1403,12 @@ impl Engine {
             if closes && !others && self.stops_passing(claim) {
                 continue;
             }
+            if others && self.catches_another(port, claims, &key) {
+                if may_deliver {
+                    revokes.extend(closed_of(cell).map(|entry| (key, entry)));
+                }
+                continue;
+            }
             if (!closes || others) && !self.slots.get(&slot).is_some_and(|slot| slot.cell.idle()) {
                 // What opens or claims stands on the slot; while that is being written it waits, and what delivers
                 // to somebody else's is closed where it is: this one may still let pass what its policy does not.
@@ -1491,6 +1497,20 @@ impl Engine {
     fn stands_in_for_another(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
         claims.keys.iter().any(|(claimed, index)| {
             claimed != key && claimed.overlaps(key) && self.is_coming(port, &claims.intents[*index], claimed)
+        })
+    }
+
+    /// Whether packets to another destination, whose own entry is about to be written, are caught by this entry until
+    /// then: it goes on leading to the policy that has caught them so far.
+    fn catches_another(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
+        claims.keys.iter().any(|(claimed, index)| {
+            claimed != key
+                && claimed.overlaps(key)
+                && port
+                    .entries
+                    .get(claimed)
+                    .is_none_or(|cell| cell.may(Option::is_none))
+                && self.is_coming(port, &claims.intents[*index], claimed)
         })
     }
 

@@ -586,7 +586,8 @@ impl Engine {
             .or(undeliverable)
             .or(several);
         let has_intents = !state.intents.is_empty();
-        let knows_content = state.spec.is_some();
+        // Whom an outdated content selects says nothing about whom the later one does.
+        let knows_content = state.spec.is_some() && !state.is_outdated();
         if let Some(state) = self.objects.policies.get_mut(&id) {
             state.unsupported = refused.clone();
             state.families = families;

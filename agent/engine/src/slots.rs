@@ -184,6 +184,8 @@ impl Ids {
 pub(crate) struct Arena {
     /// Length of each free range, by its base.
     free: BTreeMap<u32, u32>,
+    /// Ranges that an earlier life has left in use twice: nobody can say when the last user has left them.
+    contested: Vec<(u32, u32)>,
 }
 
 impl Arena {
@@ -195,6 +197,7 @@ impl Arena {
             } else {
                 BTreeMap::from([(0, length)])
             },
+            contested: Vec::new(),
         }
     }
 
@@ -222,9 +225,13 @@ impl Arena {
         Some(taken)
     }
 
-    /// Gives a range back.
+    /// Gives a range back. What is contested nobody gets again in this life.
     pub(crate) fn give(&mut self, base: u32, length: u32) {
-        if length == 0 {
+        let contested = |(other, count): &(u32, u32)| {
+            u64::from(base) < u64::from(*other) + u64::from(*count)
+                && u64::from(*other) < u64::from(base) + u64::from(length)
+        };
+        if length == 0 || self.contested.iter().any(contested) {
             return;
         }
         let (mut base, mut length) = (base, length);
@@ -243,9 +250,14 @@ impl Arena {
 
     /// An earlier life has this range. Says whether all of it was free.
     pub(crate) fn adopt(&mut self, base: u32, length: u32) -> bool {
-        if length == 0 {
-            return true;
+        let whole = length == 0 || self.cut_out(base, length);
+        if !whole {
+            self.contested.push((base, length));
         }
+        whole
+    }
+
+    fn cut_out(&mut self, base: u32, length: u32) -> bool {
         let Some((from, free)) = self.free.range(..=base).next_back().map(|(b, l)| (*b, *l)) else {
             return false;
         };
@@ -367,6 +379,17 @@ mod tests {
             }
             prop_assert_eq!(adopted.available(), arena.available());
         }
+    }
+
+    #[test]
+    fn a_range_that_two_have_is_given_out_to_nobody() {
+        let mut arena = Arena::new(4);
+        assert!(arena.adopt(0, 1));
+        assert!(!arena.adopt(0, 1));
+        arena.give(0, 1);
+        arena.give(0, 1);
+        assert_eq!(arena.available(), 3);
+        assert_eq!(arena.take(1), Some(1));
     }
 
     #[test]

@@ -258,6 +258,8 @@ mod scripts {
         a_producer_is_who_it_was_over_a_restart
         a_producer_that_cannot_be_read_keeps_no_consumer_from_its_program
         a_producer_that_is_being_read_is_not_unreadable
+        a_range_of_slots_that_two_have_is_given_to_nobody
+        a_range_passes_on_after_the_services_it_catches
         a_range_stands_in_for_the_services_that_replace_it
         a_read_before_the_first_dump_says_nothing
         a_range_that_stands_in_stays_announced
@@ -291,6 +293,7 @@ mod scripts {
         an_open_row_is_rewritten_while_entries_open
         an_orphan_that_is_done_is_forgotten
         an_outdated_policy_keeps_nobody_else_waiting
+        an_outdated_policy_without_consumers_stays
         another_identity_of_a_member_is_tried_at_once
         claims_without_room_are_announced
         entries_kept_for_unknown_content_go_when_it_is_known

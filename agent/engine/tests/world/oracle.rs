@@ -260,6 +260,8 @@ pub(crate) struct Oracle {
     released_policies: BTreeMap<SlotId, Boot>,
     /// Reads that are out.
     pub(crate) reading: BTreeMap<Ifindex, VecDeque<Reading>>,
+    /// What reads said since the last poll: it need not be read again at once.
+    pub(crate) just_read: BTreeSet<Ifindex>,
     /// Ids of operations of this life.
     ids: BTreeSet<OpId>,
     /// When the view was looked at last: what was handled since belongs to one batch.
@@ -305,6 +307,7 @@ impl Oracle {
             released_backends: BTreeMap::new(),
             released_policies: BTreeMap::new(),
             reading: BTreeMap::new(),
+            just_read: BTreeSet::new(),
             ids: BTreeSet::new(),
             last_poll: Boot(0),
             viewed: 0,
@@ -333,6 +336,7 @@ impl Oracle {
         self.errors = false;
         self.schedules.clear();
         self.reading.clear();
+        self.just_read.clear();
         // To load the program is to wait for every reader of what the earlier life took out of use.
         self.released_slots.clear();
         self.released_backends.clear();
@@ -1073,7 +1077,10 @@ impl Oracle {
                             .contains(&(intent.policy_uid, intent.consumer_uid, *service, judged.uid))
                     })
                 };
-                wants.tokens.get(&backend.ifindex) == Some(&backend.token)
+                // Whoever has lost its program leaves the set until that is back.
+                let stripped = self.trouble.devices.contains(&backend.ifindex);
+                !stripped
+                    && wants.tokens.get(&backend.ifindex) == Some(&backend.token)
                     && judged.is_some_and(|judged| {
                         judged.attached && judged.uid != intent.consumer_uid && reached(judged)
                     })
@@ -1120,6 +1127,10 @@ impl Oracle {
             return Ok(());
         };
         let uid = number_of_hash(policy.uid);
+        if self.is_unknown(uid) {
+            // Whose wishes nobody knows keeps what it had, also where nobody else stands before it any more.
+            return Ok(());
+        }
         let what = || {
             format!(
                 "device {ifindex}, destination {number}, policy {uid}, by {:?}: {before:?} becomes {after:?}",
@@ -1326,7 +1337,9 @@ impl Oracle {
         );
         if self.is_idle(effects) {
             self.unviewed += 1;
-            return self.the_schedules(None, effects, engine, now);
+            let checked = self.the_schedules(None, effects, engine, now);
+            self.just_read.clear();
+            return checked;
         }
         self.unviewed = 0;
         self.viewed = self.told.version;
@@ -1349,13 +1362,14 @@ impl Oracle {
             if !(failed && stays) {
                 self.the_state(key, intent, wanted)?;
             }
-            if intent.state == State::Programmed {
+            if intent.state == State::Programmed && self.told.names_are_clear() {
                 self.programmed(key, intent, wanted, kernel)?;
             }
         }
         self.the_times(&before, now)?;
         self.the_log(effects, now)?;
         self.the_schedules(Some(&before), effects, engine, now)?;
+        self.just_read.clear();
         self.forget();
         self.last_poll = now.boot;
         self.told.batch_ends();
@@ -2039,7 +2053,7 @@ impl Oracle {
             self.schedules.clear();
             return Ok(());
         }
-        let mut reads: BTreeSet<Ifindex> = self.reading.keys().copied().collect();
+        let mut reads: BTreeSet<Ifindex> = self.reading.keys().chain(&self.just_read).copied().collect();
         for effect in effects {
             if let Effect::ReadRegistry(ifindexes) = effect {
                 reads.extend(ifindexes);

@@ -139,7 +139,7 @@ impl Oracle {
     }
 
     /// Whether nobody knows what this policy wants: what it had stays as it is.
-    fn is_unknown(&self, uid: u32) -> bool {
+    pub(crate) fn is_unknown(&self, uid: u32) -> bool {
         self.wants
             .policies
             .values()

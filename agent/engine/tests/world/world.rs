@@ -453,6 +453,7 @@ impl World {
         if let Event::Registry(reads) = &answer.event {
             let mut late = false;
             for (ifindex, _) in reads {
+                self.oracle.just_read.insert(*ifindex);
                 if let Some(out) = self.oracle.reading.get_mut(ifindex) {
                     let read = out.pop_front();
                     late |= read.is_some_and(|read| self.now.boot.since(read.since) >= 10 * SECOND);
