@@ -18,6 +18,8 @@ use serde::de::DeserializeOwned;
 
 #[cfg(test)]
 pub mod mock;
+pub mod object;
+pub mod reflect;
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -51,7 +53,8 @@ pub enum ConnectError {
 }
 
 /// An error with all that it came from, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -14,7 +14,6 @@ pub mod driver;
 pub mod fault;
 pub mod files;
 pub mod journal;
-pub mod kube;
 pub mod loops;
 pub mod netlink;
 pub mod preflight;

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod attachment;
 pub mod client;
 pub mod completion;
+pub mod controller;
 pub mod crds;
 pub mod diff;
 pub mod down;
@@ -84,6 +85,8 @@ pub enum Command {
     /// Run the agent of this node
     #[command(after_help = agent::EXAMPLES, args_conflicts_with_subcommands = true)]
     Agent(Box<agent::Args>),
+    /// Roll up what all nodes say into the status of each policy
+    Controller(Box<controller::Args>),
     /// Say which workload is behind an interface
     #[command(subcommand, after_help = attachment::EXAMPLES)]
     Attachment(attachment::Command),
@@ -157,6 +160,7 @@ pub fn run(invocation: Invocation) -> Answer {
     let directories = cli.directories;
     match cli.command {
         Command::Agent(args) => agent::run(directories, *args, &settings),
+        Command::Controller(args) => controller::run(&args),
         Command::Attachment(command) => attachment::run(&directories, command),
         Command::Status(args) => status::run(&directories, &args),
         Command::Why(args) => why::run(&directories, &args),

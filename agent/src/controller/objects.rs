@@ -1,55 +1,57 @@
 //! Objects of the API server as the [`Index`](super::index::Index) takes them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use holdfast_engine::model::{FailReason, ObjectName, Refusal, Uid};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::index::{Attachment, Lease, Policy, Selectors};
+use super::index::{Attachment, LEASES_SILENT, Lease, Policy, Selectors};
 use crate::api::node_report::NodeReport;
 use crate::api::status::RoutePolicyStatus;
-use crate::api::v1alpha1::{GROUP, LabelSelector, RoutePolicySpec};
+use crate::api::v1alpha1::{API_VERSION, LabelSelector, RoutePolicySpec};
 use crate::api::{hash, validate};
-use crate::kube::object::{Body, Fields, Object};
-use crate::kube::watch::Target;
+use crate::apiserver::object::{Body, Fields, Object};
+use crate::apiserver::reflect::Collection;
 use crate::report::PolicyReport;
 
-/// Version of our API group.
-const VERSION: &str = "v1alpha1";
-/// Group of leases.
-const COORDINATION: &str = "coordination.k8s.io";
+/// Group and version of leases.
+const COORDINATION: &str = "coordination.k8s.io/v1";
 
 /// Policies, of one namespace or of all.
 #[must_use]
-pub fn policies(namespace: Option<&str>) -> Target {
-    Target::new(GROUP, VERSION, namespace, "routepolicies")
+pub fn policies(namespace: Option<&str>) -> Collection {
+    Collection::new(API_VERSION, namespace, "routepolicies")
 }
 
 /// Attachments, of one namespace or of all.
 #[must_use]
-pub fn attachments(namespace: Option<&str>) -> Target {
-    Target::new(GROUP, VERSION, namespace, "attachments")
+pub fn attachments(namespace: Option<&str>) -> Collection {
+    Collection::new(API_VERSION, namespace, "attachments")
 }
 
 /// Reports of nodes.
 #[must_use]
-pub fn reports() -> Target {
-    Target::new(GROUP, VERSION, None, "nodereports")
+pub fn reports() -> Collection {
+    Collection::new(API_VERSION, None, "nodereports")
 }
 
 /// Nodes, of which nothing but their existence is of interest.
 #[must_use]
-pub fn nodes() -> Target {
-    Target::new("", "v1", None, "nodes").metadata_only()
+pub fn nodes() -> Collection {
+    Collection::new("v1", None, "nodes").metadata_only()
 }
 
 /// Leases of nodes.
 #[must_use]
-pub fn leases(namespace: &str) -> Target {
-    Target::new(COORDINATION, "v1", Some(namespace), "leases")
+pub fn leases(namespace: &str) -> Collection {
+    Collection::new(COORDINATION, Some(namespace), "leases").with_round(LEASES_HEARD)
 }
+
+/// The silence of all nodes must not look like that of the server: half of what counts as one.
+const LEASES_HEARD: Duration = Duration::from_nanos(LEASES_SILENT / 2);
 
 /// What is read of a policy.
 #[derive(Clone, Debug, PartialEq)]

@@ -71,17 +71,27 @@ pub async fn serve(
 
 impl Servers {
     async fn open(&mut self, address: SocketAddr, router: Router) -> Result<SocketAddr, ListenError> {
-        let failed = |source| ListenError { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
-        self.tasks.push(tokio::spawn(async move {
-            // Serves until it is aborted; accept errors are retried inside.
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%address, %error, "a listener has ended");
-            }
-        }));
+        let (bound, serving) = open(address, router).await?;
+        self.tasks.push(tokio::spawn(serving));
         Ok(bound)
     }
+}
+
+/// Opens a listener. Gives what was bound, and what serves there until it is dropped.
+pub(crate) async fn open(
+    address: SocketAddr,
+    router: Router,
+) -> Result<(SocketAddr, impl Future<Output = ()> + Send), ListenError> {
+    let failed = |source| ListenError { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let serving = async move {
+        // Accept errors are retried inside.
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%address, %error, "a listener has ended");
+        }
+    };
+    Ok((bound, serving))
 }
 
 async fn livez(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Response {
@@ -97,7 +107,11 @@ async fn readyz(State(sources): State<Sources>, RawQuery(query): RawQuery) -> Re
 }
 
 /// `ok`, or one line for each thing that is wrong; with `?verbose` a line for each check, as Kubernetes' own have it.
-fn verdict(checks: &[Check], query: Option<&str>, line: impl Fn(&Check, &str) -> String) -> Response {
+pub(crate) fn verdict(
+    checks: &[Check],
+    query: Option<&str>,
+    line: impl Fn(&Check, &str) -> String,
+) -> Response {
     let wrong = |check: &Check| check.wrong.as_ref().map(|wrong| line(check, wrong));
     let status = if checks.iter().all(|check| check.wrong.is_none()) {
         StatusCode::OK

@@ -4,6 +4,7 @@
 //! are always there, also at 0. No label ever carries an interface name, a token, an address or an error text.
 
 mod catalogue;
+mod controller;
 mod document;
 mod text;
 
@@ -20,7 +21,8 @@ use crate::loops;
 use crate::report::Stamps;
 use text::{Labels, Page, Samples};
 
-pub use catalogue::{FAMILIES, Family, Label, Type, Values};
+pub use catalogue::{CONTROLLER_FAMILIES, FAMILIES, Family, Label, Type, Values};
+pub use controller::render_controller;
 pub use document::document;
 pub use text::CONTENT_TYPE;
 

@@ -7,6 +7,7 @@ use holdfast_engine::belief::Drift;
 use holdfast_engine::model::{FailReason, HoldReason, Leg};
 
 use crate::api::v1alpha1::Kind;
+use crate::controller::keeper::Watched;
 use crate::loops;
 
 /// One family.
@@ -284,7 +285,7 @@ pub(super) const SOURCE_PROBLEMS: Family = gauge(
 );
 pub(super) const TIME: Family = gauge(
     "holdfast_time_seconds",
-    "The node's clock, to half a second: what ages are computed against.",
+    "The clock of whoever is scraped, to half a second: what ages are computed against.",
     &[],
 );
 pub(super) const AGENT_START: Family = gauge(
@@ -294,11 +295,61 @@ pub(super) const AGENT_START: Family = gauge(
 );
 pub(super) const BUILD_INFO: Family = gauge(
     "holdfast_build_info",
-    "Version of the agent; always 1.",
-    &[open("version", "of the agent")],
+    "Version of whoever is scraped; always 1.",
+    &[open("version", "of the program")],
 );
 
-/// All families, in the order in which they are exported.
+/// Whether nodes are heard of.
+pub(super) const LIVES: [&str; 2] = ["live", "unknown"];
+pub(super) const STATUS_WRITE_RESULTS: [&str; 3] = ["ok", "conflict", "error"];
+
+pub(super) const CONTROLLER_LEADER: Family = gauge(
+    "holdfast_controller_leader",
+    "1 for the controller that writes the status of policies, 0 for one that stands by.",
+    &[],
+);
+pub(super) const CONTROLLER_NODES: Family = gauge(
+    "holdfast_controller_nodes",
+    "Nodes that exist and have a consumer of a policy, by whether they renew their lease.",
+    &[closed("state", || owned(LIVES))],
+);
+pub(super) const CONTROLLER_LAGGARDS: Family = gauge(
+    "holdfast_controller_laggards",
+    "Nodes that are not programmed, counted once for each policy that has a consumer there.",
+    &[],
+);
+pub(super) const CONTROLLER_STATUS_WRITES: Family = counter(
+    "holdfast_controller_status_writes_total",
+    "Writes of the status of policies by result; a conflict is a policy that had changed by then, and is decided again.",
+    &[closed("result", || owned(STATUS_WRITE_RESULTS))],
+);
+pub(super) const CONTROLLER_POLICY_BEHIND_SINCE: Family = gauge(
+    "holdfast_controller_policy_behind_since_timestamp_seconds",
+    "The oldest moment of a policy that not every node has answered yet, by the controller's clock: from the first sight \
+     of a generation to the last node's answer. What is held or failed at its present generation is not behind.",
+    &[NAMESPACE, POLICY],
+)
+.absent("while every node has answered");
+pub(super) const CONTROLLER_WATCH_LAST_ACTIVITY: Family = gauge(
+    "holdfast_controller_watch_last_activity_timestamp_seconds",
+    "Last proof of life of each watch, by the controller's clock; there is one a minute at least.",
+    &[closed("watch", || owned(Watched::ALL.map(Watched::as_str)))],
+)
+.absent("before the first");
+
+/// All families of `holdfast controller`, in the order in which they are exported.
+pub const CONTROLLER_FAMILIES: [&Family; 8] = [
+    &CONTROLLER_LEADER,
+    &CONTROLLER_NODES,
+    &CONTROLLER_LAGGARDS,
+    &CONTROLLER_STATUS_WRITES,
+    &CONTROLLER_POLICY_BEHIND_SINCE,
+    &CONTROLLER_WATCH_LAST_ACTIVITY,
+    &TIME,
+    &BUILD_INFO,
+];
+
+/// All families of the agent, in the order in which they are exported.
 pub const FAMILIES: [&Family; 31] = [
     &INTENTS,
     &HELD_INTENTS,

@@ -2,16 +2,20 @@
 
 use std::fmt::Write as _;
 
-use super::{FAMILIES, Family, Type, Values};
+use super::{CONTROLLER_FAMILIES, FAMILIES, Family, Type, Values};
 
 /// The page, in Markdown.
 #[must_use]
 pub fn document() -> String {
     let mut page = HEAD.to_owned();
     for family in FAMILIES {
-        page += &section(family);
+        page += &section(family, "##");
     }
-    page + TAIL
+    page += CONTROLLER;
+    for family in CONTROLLER_FAMILIES {
+        page += &section(family, "###");
+    }
+    page
 }
 
 const HEAD: &str = "\
@@ -28,22 +32,19 @@ Clocks of edge nodes are wrong. Compute ages against `holdfast_time_seconds` of 
 both are taken from one clock that does not step. Counters begin at 0 when the agent starts; times do not.
 ";
 
-const TAIL: &str = "
-## Not exported yet
+const CONTROLLER: &str = "
+## The controller
 
-| name | comes with |
-| --- | --- |
-| `holdfast_controller_leader`, `holdfast_controller_nodes`, `holdfast_controller_laggards`, `holdfast_controller_status_writes_total`, `holdfast_controller_policy_behind_since_timestamp_seconds` | the controller |
-
-The alerts know them already, and are silent without them.
+Served at `/metrics` of `holdfast controller --listen`. Those that stand by export the same, from what they know: the
+alerts take the largest.
 ";
 
-fn section(family: &Family) -> String {
+fn section(family: &Family, level: &str) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     _ = writeln!(
         text,
-        "\n## {}\n\n{}. {}\n",
+        "\n{level} {}\n\n{}. {}\n",
         family.name,
         kind(family.kind),
         family.help

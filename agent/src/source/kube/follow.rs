@@ -10,10 +10,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::reflect::{LastHeard, News, Reflector};
+use super::object::{self, Seen};
 use super::saved::{self, Keeper};
 use super::set::{Scope, Set};
 use crate::api::v1alpha1::{API_VERSION, Kind};
+use crate::apiserver::reflect::{LastHeard, News, Reflector};
 use crate::apiserver::{ApiServer, Backoff, Cause, Failure, OtherNode, jitter};
 use crate::clock::Clock;
 use crate::loops::Counter;
@@ -95,7 +96,7 @@ struct Follower {
     news: mpsc::Sender<SourceNews>,
     clock: Arc<dyn Clock>,
     rounds: Arc<Counter>,
-    out: mpsc::Sender<(u64, News)>,
+    out: mpsc::Sender<(u64, News<Seen>)>,
     set: Set,
     keeper: Keeper,
     followed: BTreeMap<Scope, Followed>,
@@ -136,7 +137,7 @@ impl Drop for Followed {
 }
 
 impl Follower {
-    async fn run(&mut self, mut inbox: mpsc::Receiver<(u64, News)>) -> Result<(), Closed> {
+    async fn run(&mut self, mut inbox: mpsc::Receiver<(u64, News<Seen>)>) -> Result<(), Closed> {
         let delay = if self.load().await? {
             jitter(START_TOGETHER)
         } else {
@@ -261,7 +262,12 @@ impl Follower {
 
     // --- what the followers say ------------------------------------------------------------------------------
 
-    async fn take(&mut self, id: u64, news: News, changes: &mut Vec<ObjectChange>) -> Result<(), Closed> {
+    async fn take(
+        &mut self,
+        id: u64,
+        news: News<Seen>,
+        changes: &mut Vec<ObjectChange>,
+    ) -> Result<(), Closed> {
         // What a follower said that has been stopped since is void.
         let Some((scope, followed)) = self.followed.iter_mut().find(|(_, followed)| followed.id == id) else {
             return Ok(());
@@ -294,6 +300,7 @@ impl Follower {
                 followed.unknown.push(why);
                 followed.unknown.truncate(8);
             }
+            News::Alive => {}
             News::Failing(failure) => {
                 followed.failure = Some(failure.clone());
                 self.say(Some(scope.kind()), &failure);
@@ -420,12 +427,13 @@ impl Follower {
         }
         let id = self.next_id;
         self.next_id += 1;
-        let heard = Arc::new(LastHeard::new(0));
+        let heard = Arc::new(LastHeard::default());
+        let kind = scope.kind();
         let reflector = Reflector {
             api: self.config.api.clone(),
-            scope: scope.clone(),
-            node: self.config.node.clone(),
-            id,
+            collection: object::collection(&scope, &self.config.node),
+            read: Box::new(move |json| Seen::read(kind, json)),
+            wrap: move |news| Some((id, news)),
             out: self.out.clone(),
             heard: Arc::clone(&heard),
             clock: Arc::clone(&self.clock),

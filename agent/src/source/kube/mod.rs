@@ -2,7 +2,6 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | `reflect` | follows the objects of one scope: list, watch, begin again |
 //! | `object` | one object: whose it is first, what it says later |
 //! | `set` | what is in force |
 //! | `saved` | the last complete set, on the disk |
@@ -10,7 +9,6 @@
 
 mod follow;
 mod object;
-mod reflect;
 mod saved;
 mod set;
 #[cfg(test)]

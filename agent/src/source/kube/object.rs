@@ -7,8 +7,10 @@ use holdfast_engine::model::{ObjectName, Origin, Uid};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::api::v1alpha1::{self, AttachmentSpec, Kind, LabelSelector, RoutePolicySpec};
+use super::set::Scope;
+use crate::api::v1alpha1::{API_VERSION, AttachmentSpec, Kind, LabelSelector, RoutePolicySpec};
 use crate::api::validate::{self, Meta, Problem, Problems, Provenance};
+use crate::apiserver::reflect::{Collection, Shown};
 use crate::source::document::Node;
 use crate::source::good::{Good, GoodSpec, Key};
 
@@ -67,6 +69,12 @@ struct Metadata {
     labels: BTreeMap<String, String>,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
+}
+
+impl Shown for Seen {
+    fn version(&self) -> &str {
+        &self.version
+    }
 }
 
 impl Seen {
@@ -195,15 +203,13 @@ fn read<T: serde::de::DeserializeOwned>(spec: &Node) -> Result<T, Problems> {
     })
 }
 
-/// Resource path of a kind in the API group: all of it, or one namespace of it.
-pub(super) fn path(kind: Kind, namespace: Option<&str>) -> String {
-    let plural = match kind {
-        Kind::Attachment => "attachments",
-        Kind::RoutePolicy => "routepolicies",
-    };
-    let api = v1alpha1::API_VERSION;
-    match namespace {
-        Some(namespace) => format!("/apis/{api}/namespaces/{namespace}/{plural}"),
-        None => format!("/apis/{api}/{plural}"),
+/// What a scope is at an API server.
+pub(super) fn collection(scope: &Scope, node: &str) -> Collection {
+    match scope {
+        Scope::Attachments => {
+            Collection::new(API_VERSION, None, "attachments").with_fields(format!("spec.node={node}"))
+        }
+        Scope::Namespace(namespace) => Collection::new(API_VERSION, Some(namespace), "routepolicies"),
+        Scope::Everything => Collection::new(API_VERSION, None, "routepolicies"),
     }
 }

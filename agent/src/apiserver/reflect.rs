@@ -1,7 +1,7 @@
-//! Follows the objects of one scope: lists them, watches them, and begins again when that ends. It never gives up, and
+//! Follows the objects of one collection: lists them, watches them, and begins again when that ends. It never gives up, and
 //! says what it hears to one queue.
 //!
-//! A watch ends after a minute by its own parameter, and nothing is waited for longer than that and a little: a connection
+//! A watch ends after a while by its own parameter, and nothing is waited for longer than that and a little: a connection
 //! that somebody swallows is noticed, and every line, bookmark and end of a watch is a proof of life.
 
 use std::sync::Arc;
@@ -17,18 +17,16 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::object::{self, Seen};
-use super::set::Scope;
-use crate::apiserver::{ApiServer, Backoff, Cause, Chunks, Failure, PATIENCE};
+use super::{ApiServer, Backoff, Cause, Chunks, Failure, PATIENCE};
 use crate::clock::Clock;
 use crate::loops::Counter;
 
 /// Objects of a page: what is in memory at once.
 const PAGE: u32 = 500;
-/// A watch ends by itself after so many seconds.
-const WATCH: u32 = 60;
-/// A watch that has said nothing for so long is not there any more.
-pub(super) const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
+/// A watch ends by itself after so long, unless its collection says otherwise.
+const ROUND: Duration = Duration::from_secs(60);
+/// A watch that has said nothing for so much longer is not there any more.
+const GRACE: Duration = Duration::from_secs(10);
 /// A watch that ends sooner has not lived: the next one waits.
 const LIVED: Duration = Duration::from_secs(5);
 /// Longest line of a watch: an object has at most 1.5 MiB in etcd.
@@ -36,21 +34,91 @@ const MAX_LINE: usize = 8 << 20;
 /// A watch that failed so often in a row does not go on from where it was.
 const RESUMES: u32 = 3;
 
+/// What is followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collection {
+    /// Its path: `/apis/holdfast.dev/v1alpha1/namespaces/shop/routepolicies`.
+    path: String,
+    /// Only objects with these fields: `spec.node=edge-1`.
+    fields: Option<String>,
+    /// Only metadata are asked for.
+    metadata_only: bool,
+    /// How long one request of the watch lasts: the longest time between two proofs of life.
+    round: Duration,
+}
+
+impl Collection {
+    /// All objects of a resource, in one namespace or in all. `api` is group and version, `v1` for the core group.
+    #[must_use]
+    pub fn new(api: &str, namespace: Option<&str>, plural: &str) -> Self {
+        let root = if api.contains('/') { "apis" } else { "api" };
+        let namespace = namespace.map_or_else(String::new, |namespace| format!("namespaces/{namespace}/"));
+        Self {
+            path: format!("/{root}/{api}/{namespace}{plural}"),
+            fields: None,
+            metadata_only: false,
+            round: ROUND,
+        }
+    }
+
+    /// Only objects with these fields.
+    #[must_use]
+    pub fn with_fields(self, fields: impl Into<String>) -> Self {
+        Self {
+            fields: Some(fields.into()),
+            ..self
+        }
+    }
+
+    /// Only their metadata: for what has much else.
+    #[must_use]
+    pub fn metadata_only(self) -> Self {
+        Self {
+            metadata_only: true,
+            ..self
+        }
+    }
+
+    /// With a proof of life at least as often.
+    #[must_use]
+    pub fn with_round(self, round: Duration) -> Self {
+        Self { round, ..self }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn request(&self) -> Path {
+        Path::new(&self.path)
+    }
+}
+
+/// An object, as whoever follows reads it.
+pub trait Shown: Sized {
+    /// Its resource version; empty if it has none.
+    fn version(&self) -> &str;
+}
+
 /// What a follower says.
 #[derive(Debug)]
-pub(super) enum News {
+pub enum News<T> {
     /// A list begins; what an earlier one had not finished is void.
     Began,
     /// A part of it, and what is wrong with objects of which nobody knows which they are.
-    Part(Vec<Seen>, Vec<String>),
+    Part(Vec<T>, Vec<String>),
     /// It is complete.
     Listed,
     /// An object is there, new or changed.
-    Shown(Box<Seen>),
+    Shown(Box<T>),
     /// An object was deleted.
-    Deleted(Box<Seen>),
+    Deleted(Box<T>),
     /// An object changed, and nobody knows which.
     Unknown(String),
+    /// A watch has begun, or says that nothing happens.
+    Alive,
     /// It does not go, for now.
     Failing(Failure),
     /// It goes again.
@@ -61,31 +129,38 @@ pub(super) enum News {
 struct Closed;
 
 /// When something was heard last, on the boot clock.
-#[derive(Debug)]
-pub(super) struct LastHeard(AtomicU64);
+#[derive(Debug, Default)]
+pub struct LastHeard(AtomicU64);
 
 impl LastHeard {
-    pub(super) const fn new(boot_ns: u64) -> Self {
-        Self(AtomicU64::new(boot_ns))
-    }
-
-    pub(super) fn boot_ns(&self) -> u64 {
+    /// On the boot clock, nanoseconds; 0 = never.
+    #[must_use]
+    pub fn boot_ns(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Follows one scope.
-pub(super) struct Reflector {
-    pub(super) api: ApiServer,
-    pub(super) scope: Scope,
-    /// Attachments of other nodes are not asked for.
-    pub(super) node: String,
-    /// Names this follower in what it says.
-    pub(super) id: u64,
-    pub(super) out: mpsc::Sender<(u64, News)>,
-    pub(super) heard: Arc<LastHeard>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) rounds: Arc<Counter>,
+/// Reads an object, as JSON; or says why it cannot be told which object it is.
+pub type Read<T> = Box<dyn Fn(&str) -> Result<T, String> + Send + Sync>;
+
+/// Follows one collection.
+pub struct Reflector<T, W, M> {
+    /// The API server.
+    pub api: ApiServer,
+    /// What is followed.
+    pub collection: Collection,
+    /// Reads its objects.
+    pub read: Read<T>,
+    /// Makes the listener's own kind of news, if it wants any.
+    pub wrap: W,
+    /// Who listens.
+    pub out: mpsc::Sender<M>,
+    /// When something was heard last.
+    pub heard: Arc<LastHeard>,
+    /// By which clock.
+    pub clock: Arc<dyn Clock>,
+    /// Lists and watches, and those that failed.
+    pub rounds: Arc<Counter>,
 }
 
 /// How a watch ended.
@@ -98,14 +173,14 @@ enum Ended {
     Failed(Failure),
 }
 
-impl Reflector {
+impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
     /// Runs until nobody listens.
-    pub(super) async fn run(self) {
+    pub async fn run(mut self) {
         // Ends with an error only when nobody listens any more.
         let _ = self.follow().await;
     }
 
-    async fn follow(&self) -> Result<(), Closed> {
+    async fn follow(&mut self) -> Result<(), Closed> {
         let mut backoff = Backoff::default();
         let mut failed = false;
         loop {
@@ -126,7 +201,7 @@ impl Reflector {
 
     /// Watches from this version on, again and again, until a new list is needed: after this wait.
     async fn watch_on(
-        &self,
+        &mut self,
         version: &mut String,
         backoff: &mut Backoff,
         failed: &mut bool,
@@ -159,7 +234,7 @@ impl Reflector {
     }
 
     /// Lists everything; gives the version to go on from.
-    async fn list(&self) -> Result<Result<String, Failure>, Closed> {
+    async fn list(&mut self) -> Result<Result<String, Failure>, Closed> {
         self.say(News::Began).await?;
         let mut token = None;
         loop {
@@ -170,7 +245,7 @@ impl Reflector {
             self.hear();
             let (mut seen, mut unknown) = (Vec::new(), Vec::new());
             for item in &page.items {
-                match Seen::read(self.scope.kind(), item.get()) {
+                match (self.read)(item.get()) {
                     Ok(object) => seen.push(object),
                     Err(why) => unknown.push(why),
                 }
@@ -188,30 +263,20 @@ impl Reflector {
 
     async fn page(&self, token: Option<&str>) -> Result<Page, Failure> {
         let mut params = ListParams::default().limit(PAGE);
-        params.field_selector = self.selector();
+        params.field_selector.clone_from(&self.collection.fields);
         params.continue_token = token.map(str::to_owned);
-        let request = self.path().list(&params);
+        let request = self.collection.request();
+        let request = if self.collection.metadata_only {
+            request.list_metadata(&params)
+        } else {
+            request.list(&params)
+        };
         let request = request.map_err(|error| Failure::garbled(error.to_string()))?;
         self.api.read(request, PATIENCE).await
     }
 
-    fn selector(&self) -> Option<String> {
-        match &self.scope {
-            Scope::Attachments => Some(format!("spec.node={}", self.node)),
-            Scope::Namespace(_) | Scope::Everything => None,
-        }
-    }
-
-    fn path(&self) -> Path {
-        let namespace = match &self.scope {
-            Scope::Namespace(namespace) => Some(namespace.as_str()),
-            Scope::Attachments | Scope::Everything => None,
-        };
-        Path::new(object::path(self.scope.kind(), namespace))
-    }
-
     /// Watches once.
-    async fn watch(&self, version: &mut String, failed: &mut bool) -> Result<Ended, Closed> {
+    async fn watch(&mut self, version: &mut String, failed: &mut bool) -> Result<Ended, Closed> {
         let request = match self.watch_request(version) {
             Ok(request) => request,
             Err(failure) => return Ok(Ended::Failed(failure)),
@@ -224,7 +289,8 @@ impl Reflector {
         if std::mem::take(failed) {
             self.say(News::Going).await?;
         }
-        let mut lines = Lines::new(chunks);
+        self.say(News::Alive).await?;
+        let mut lines = Lines::new(chunks, self.collection.round + GRACE);
         loop {
             match lines.next().await {
                 Ok(None) => {
@@ -243,9 +309,15 @@ impl Reflector {
     }
 
     fn watch_request(&self, version: &str) -> Result<Request<Vec<u8>>, Failure> {
-        let mut params = WatchParams::default().timeout(WATCH);
-        params.field_selector = self.selector();
-        let request = self.path().watch(&params, version);
+        let seconds = u32::try_from(self.collection.round.as_secs()).unwrap_or(u32::MAX);
+        let mut params = WatchParams::default().timeout(seconds);
+        params.field_selector.clone_from(&self.collection.fields);
+        let request = self.collection.request();
+        let request = if self.collection.metadata_only {
+            request.watch_metadata(&params, version)
+        } else {
+            request.watch(&params, version)
+        };
         let mut request = request.map_err(|error| Failure::garbled(error.to_string()))?;
         // A compressed stream may keep a line until there are more of them.
         request
@@ -255,7 +327,7 @@ impl Reflector {
     }
 
     /// Takes a line of a watch in; gives how the watch ends, if it does.
-    async fn line(&self, line: &[u8], version: &mut String) -> Result<Option<Ended>, Closed> {
+    async fn line(&mut self, line: &[u8], version: &mut String) -> Result<Option<Ended>, Closed> {
         let event: Event<'_> = match serde_json::from_slice(line) {
             Ok(event) => event,
             Err(error) => return Ok(Some(Ended::Failed(Failure::garbled(error.to_string())))),
@@ -265,16 +337,17 @@ impl Reflector {
                 if let Ok(bookmark) = serde_json::from_str::<Bookmark>(event.object.get()) {
                     *version = bookmark.metadata.resource_version;
                 }
+                self.say(News::Alive).await?;
             }
             "ERROR" => {
                 let status: Option<Status> = serde_json::from_str(event.object.get()).ok();
                 let code = status.as_ref().map_or(500, |status| status.code);
                 return Ok(Some(ended(Failure::from_status(code, status.as_ref()))));
             }
-            kind => match Seen::read(self.scope.kind(), event.object.get()) {
+            kind => match (self.read)(event.object.get()) {
                 Ok(seen) => {
-                    if !seen.version.is_empty() {
-                        version.clone_from(&seen.version);
+                    if !seen.version().is_empty() {
+                        seen.version().clone_into(version);
                     }
                     self.say(match kind {
                         "DELETED" => News::Deleted(Box::new(seen)),
@@ -292,14 +365,17 @@ impl Reflector {
         self.heard.0.store(self.clock.now().boot.0, Ordering::Relaxed);
     }
 
-    async fn failing(&self, failure: Failure, failed: &mut bool) -> Result<(), Closed> {
+    async fn failing(&mut self, failure: Failure, failed: &mut bool) -> Result<(), Closed> {
         self.rounds.error();
         *failed = true;
         self.say(News::Failing(failure)).await
     }
 
-    async fn say(&self, news: News) -> Result<(), Closed> {
-        self.out.send((self.id, news)).await.map_err(|_| Closed)
+    async fn say(&mut self, news: News<T>) -> Result<(), Closed> {
+        match (self.wrap)(news) {
+            Some(news) => self.out.send(news).await.map_err(|_| Closed),
+            None => Ok(()),
+        }
     }
 }
 
@@ -347,15 +423,17 @@ struct BookmarkMetadata {
 /// The lines of an answer that does not end.
 struct Lines {
     chunks: Chunks,
+    patience: Duration,
     buffer: Vec<u8>,
     /// So much of the buffer has no end of a line in it.
     looked: usize,
 }
 
 impl Lines {
-    const fn new(chunks: Chunks) -> Self {
+    const fn new(chunks: Chunks, patience: Duration) -> Self {
         Self {
             chunks,
+            patience,
             buffer: Vec::new(),
             looked: 0,
         }
@@ -380,7 +458,7 @@ impl Lines {
             if self.buffer.len() > MAX_LINE {
                 return Err(Failure::garbled(format!("a line of more than {MAX_LINE} bytes")));
             }
-            match self.chunks.next(SILENCE).await? {
+            match self.chunks.next(self.patience).await? {
                 Some(data) => self.buffer.extend_from_slice(&data),
                 None => return Ok(None),
             }

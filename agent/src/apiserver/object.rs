@@ -4,10 +4,12 @@
 //! generation are needed, to say so. So the metadata are always read, and what else is wanted of an object is read by a
 //! [`Body`], which cannot fail as a whole.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+
+use super::reflect::Shown;
 
 /// An object.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,22 +79,26 @@ impl<B> Object<B> {
     pub fn namespace(&self) -> &str {
         self.metadata.namespace.as_deref().unwrap_or_default()
     }
+}
 
-    /// Its version in the API server.
-    #[must_use]
-    pub fn version(&self) -> Option<&str> {
-        self.metadata.resource_version.as_deref()
+impl<B: Body> Object<B> {
+    /// Reads one, as JSON.
+    ///
+    /// # Errors
+    /// When it cannot be told which object it is.
+    pub fn read(json: &str) -> Result<Self, String> {
+        match serde_json::from_str::<Self>(json) {
+            Ok(object) if object.metadata.name.is_none() => Err("an object without a name".to_owned()),
+            Ok(object) => Ok(object),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
-/// A complete list.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(bound = "B: Body")]
-pub(super) struct List<B> {
-    /// With the version from which a watch goes on.
-    pub(super) metadata: ListMeta,
-    /// The objects; an empty list may be null.
-    pub(super) items: Option<Vec<Object<B>>>,
+impl<B> Shown for Object<B> {
+    fn version(&self) -> &str {
+        self.metadata.resource_version.as_deref().unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -109,28 +115,21 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_cannot_be_read_keeps_its_metadata_and_spoils_no_list() {
-        let list: List<Port> = serde_json::from_value(serde_json::json!({
-            "kind": "ThingList", "apiVersion": "v1",
-            "metadata": {"resourceVersion": "7"},
-            "items": [
-                {"metadata": {"name": "good", "generation": 2, "managedFields": [{"x": 1}]}, "port": 80},
-                {"metadata": {"name": "bad", "generation": 3}, "port": "eighty"},
-                {"metadata": {"name": "none"}, "port": null},
-                {"metadata": "what is this"},
-            ],
-        }))
-        .unwrap();
-        let items = list.items.unwrap();
-        assert_eq!(list.metadata.resource_version.as_deref(), Some("7"));
-        assert_eq!(items[0].body, Port(Ok(Some(80))));
-        assert_eq!(items[0].metadata.managed_fields, None);
-        assert_eq!((items[1].name(), items[1].metadata.generation), ("bad", Some(3)));
-        let Port(Err(why)) = &items[1].body else {
-            panic!("{:?}", items[1].body)
+    fn an_object_that_cannot_be_read_keeps_its_metadata() {
+        let read = |text: &str| Object::<Port>::read(text);
+        let good =
+            read(r#"{"metadata": {"name": "good", "managedFields": [{"x": 1}]}, "port": 80}"#).unwrap();
+        assert_eq!(good.body, Port(Ok(Some(80))));
+        assert_eq!(good.metadata.managed_fields, None);
+        let bad = read(r#"{"metadata": {"name": "bad", "generation": 3}, "port": "eighty"}"#).unwrap();
+        assert_eq!((bad.name(), bad.metadata.generation), ("bad", Some(3)));
+        let Port(Err(why)) = &bad.body else {
+            panic!("{:?}", bad.body)
         };
         assert!(why.starts_with("port: "), "{why}");
-        assert_eq!(items[2].body, Port(Ok(None)));
-        assert_eq!(items[3].name(), "");
+        let none = read(r#"{"metadata": {"name": "none", "resourceVersion": "7"}, "port": null}"#).unwrap();
+        assert_eq!((&none.body, none.version()), (&Port(Ok(None)), "7"));
+        assert!(read(r#"{"metadata": "what is this"}"#).is_err());
+        assert!(read("[]").is_err());
     }
 }
