@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use caps::{CapSet, Capability};
 use holdfast_ebpf::abi::{MapLayout, capacity};
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::datapath::pins::{self, Pins};
@@ -31,7 +32,7 @@ pub struct Wants {
 }
 
 /// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
     /// What it is; the same in every release.
     pub name: String,

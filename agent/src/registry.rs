@@ -16,6 +16,7 @@ use rand::TryRng;
 use rand::rngs::SysRng;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::api::hash;
@@ -100,7 +101,7 @@ fn system(operation: impl Into<String>) -> impl FnOnce(Errno) -> RegistryError {
 }
 
 /// What stands behind an interface, as far as the registrant knows. A hint: delivery asks the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Not said.

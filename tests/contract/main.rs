@@ -4,6 +4,7 @@
 //! one.
 
 mod config;
+mod fields;
 mod journal;
 mod operate;
 mod unit;
@@ -22,6 +23,7 @@ use config::{
     a_flag_goes_before_a_variable_before_the_file, a_printed_configuration_is_a_file,
     every_setting_has_its_variable, what_is_wrong_is_named_with_its_place,
 };
+use fields::every_field_of_the_json_is_documented;
 use holdfast::cli::{self, Cli};
 use holdfast::clock::System;
 use holdfast::config::layers::Refusal;
@@ -67,6 +69,7 @@ holdfast_tests::suite!(needs [];
     why_answers,
     diff_answers,
     report_fields,
+    every_field_of_the_json_is_documented,
     exit_codes,
     a_long_journal_gives_the_same_decisions,
     a_flag_goes_before_a_variable_before_the_file,

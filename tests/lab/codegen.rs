@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use holdfast::api::crd;
+use holdfast::cli::fields;
 use holdfast::serve::metrics;
 
 use crate::alerts::{Alerts, Pace};
@@ -27,6 +28,10 @@ pub fn files() -> anyhow::Result<Vec<Generated>> {
         Generated {
             path: "deploy/monitoring/METRICS.md".to_owned(),
             text: metrics::document(),
+        },
+        Generated {
+            path: "docs/json.md".to_owned(),
+            text: fields::document(),
         },
         Generated {
             path: "deploy/monitoring/rules/holdfast.yaml".to_owned(),

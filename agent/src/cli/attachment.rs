@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use holdfast_engine::model::{Ifindex, Mac, Token};
 use holdfast_engine::view::Settled;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
@@ -176,7 +177,7 @@ fn token_text(token: Token) -> String {
 }
 
 /// What the agent did about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Agent {
     /// It has taken the change in.
@@ -192,39 +193,52 @@ pub enum Agent {
 }
 
 /// JSON of `register`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct RegisteredJson<'a> {
+pub(super) struct RegisteredJson<'a> {
+    /// Host-side interface.
     interface: &'a str,
+    /// Its number.
     ifindex: Ifindex,
+    /// Its own hardware address.
     host_mac: String,
+    /// Names the incarnation: 16 hex digits.
     token: String,
     /// Token that was there before.
     replaced: Option<String>,
+    /// What the agent did about it.
     agent: Agent,
 }
 
 /// JSON of `unregister`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct UnregisteredJson {
+pub(super) struct UnregisteredJson {
+    /// Number of the interface.
     ifindex: Ifindex,
     /// False if it was gone already.
     removed: bool,
+    /// What the agent did about it.
     agent: Agent,
 }
 
 /// JSON of one row of `list`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct ListedJson {
+pub(super) struct ListedJson {
+    /// Number of the interface.
     ifindex: Ifindex,
     /// Name of the device, if the one that was registered is there now.
     interface: Option<String>,
+    /// What it is.
     kind: Kind,
+    /// Hardware address of the workload's side, if it was said.
     mac: Option<String>,
+    /// Its own hardware address when it was registered.
     host_mac: String,
+    /// All host-side interfaces have that one.
     host_mac_shared: bool,
+    /// Names the incarnation: 16 hex digits.
     token: String,
     /// First 16 bytes of SHA-256 of the identity, in hex.
     incarnation: Option<String>,

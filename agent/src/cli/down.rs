@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use holdfast_engine::compare::{Thing, Value};
 use holdfast_engine::model::{Entry, Ifindex, Link, ObjectName, SlotId, Token};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
@@ -23,7 +24,7 @@ use crate::serve::diff::{Diff, Line};
 use crate::serve::why::{Step, StepName, Told};
 
 /// Answer of `status` while no agent runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Down {
     /// Always `down`.
@@ -45,7 +46,7 @@ pub struct Down {
 }
 
 /// A policy in the kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DownPolicy {
     /// `namespace/name`, if the last report names it.
@@ -65,7 +66,7 @@ pub struct DownPolicy {
 }
 
 /// An interface of which something is in the kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DownInterface {
     /// Number.
@@ -380,7 +381,7 @@ fn interface_row(interface: &DownInterface) -> Vec<String> {
 // --- why ---------------------------------------------------------------------------------------------------
 
 /// Answer of `why` while no agent runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DownWhy {
     /// Always `down`.
@@ -396,7 +397,7 @@ pub struct DownWhy {
 }
 
 /// One interface with entries of a policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DownChain {
     /// Its number.

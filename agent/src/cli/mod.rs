@@ -8,6 +8,7 @@ pub mod controller;
 pub mod crds;
 pub mod diff;
 pub mod down;
+pub mod fields;
 pub mod output;
 pub mod preflight;
 pub mod replay;

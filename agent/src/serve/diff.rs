@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use holdfast_engine::belief::Difference;
 use holdfast_engine::compare::{Compared, Page, Thing, Value};
 use holdfast_engine::model::{Entry, Ifindex, PolicySlot, Row};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::look::{Question, Seen};
@@ -15,7 +16,7 @@ use super::why::Told;
 pub const LINES: usize = 1_000;
 
 /// Answer of `GET /v1/diff`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Diff {
     /// `yes`: nothing differs; `no`: something does; `unknown`: something could not be compared.
@@ -35,7 +36,7 @@ pub struct Diff {
 }
 
 /// One thing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
     /// `program`, `row`, `source`, `entry`, `identity`, `selector`, `slots`, `producer` or `address`.

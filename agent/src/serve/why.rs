@@ -6,6 +6,7 @@ use holdfast_engine::belief::{Belief, Difference};
 use holdfast_engine::explain::{ConsumerFacts, Explained, IdentityFacts, ProofFacts, SetFacts, Supply};
 use holdfast_engine::model::{FailReason, HoldReason, Identity, Link, RegistryRead, State};
 use holdfast_engine::since::Since;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::health;
@@ -14,7 +15,7 @@ use crate::files::hex;
 use crate::report::{PolicyReport, Stamps, rfc3339, state_and_reason};
 
 /// Whether something is so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Told {
     /// It is.
@@ -26,7 +27,7 @@ pub enum Told {
 }
 
 /// Answer of `GET /v1/why`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Why {
     /// Whether the policy (or the consumer that was asked about) is programmed, and the kernel agrees.
@@ -44,7 +45,7 @@ pub struct Why {
 }
 
 /// One consumer, from its interface to the proof.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Chain {
     /// The consumer's attachment, `namespace/name`.
@@ -70,7 +71,7 @@ pub struct Chain {
 }
 
 /// What a consumer needs, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StepName {
     /// The policy is accepted, and has the right to its destinations for this consumer.
@@ -109,7 +110,7 @@ impl StepName {
 }
 
 /// One of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
     /// Which.

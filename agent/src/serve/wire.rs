@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use holdfast_engine::model::{FailReason, HoldReason, Now, ObjectName};
 use holdfast_engine::view::{AttachmentView, IntentView, Settled, Summary};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::health;
@@ -13,7 +14,7 @@ use crate::report::{IntentCounts, PolicyReport, Stamps, rfc3339, state_and_reaso
 use crate::source::SourceProblem;
 
 /// Answer of `GET /v1/status`: the node in a screen.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// Name of the node.
@@ -38,7 +39,7 @@ pub struct Status {
 }
 
 /// See [`Status::agent`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Agent {
     /// Its version.
@@ -50,7 +51,7 @@ pub struct Agent {
 }
 
 /// See [`Status::ready`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
     /// The answer of `/readyz`.
@@ -60,7 +61,7 @@ pub struct Ready {
 }
 
 /// See [`Status::source`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// `dir` or `kube`.
@@ -77,7 +78,7 @@ pub struct Source {
 }
 
 /// See [`Status::intents`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeIntents {
     /// By state.
@@ -86,13 +87,15 @@ pub struct NodeIntents {
     /// On the way out; outside the sum.
     pub removing: u64,
     /// Held ones by reason.
+    #[schemars(with = "BTreeMap<String, u64>")]
     pub held_by_reason: BTreeMap<HoldReason, u64>,
     /// Failed ones by reason.
+    #[schemars(with = "BTreeMap<String, u64>")]
     pub failed_by_reason: BTreeMap<FailReason, u64>,
 }
 
 /// See [`Status::audit`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Audit {
     /// When it ended, RFC 3339.
@@ -104,7 +107,7 @@ pub struct Audit {
 }
 
 /// One attachment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
     /// Namespace.
@@ -122,6 +125,7 @@ pub struct Attachment {
     /// Link and identity are there.
     pub ready: bool,
     /// Why not.
+    #[schemars(with = "Option<String>")]
     pub reason: Option<HoldReason>,
     /// Whether the program is attached, as the kernel answered.
     pub attached: bool,
@@ -130,7 +134,7 @@ pub struct Attachment {
 }
 
 /// Answer of `GET /v1/policies/{namespace}/{name}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyDetail {
     /// As in the report.
@@ -140,7 +144,7 @@ pub struct PolicyDetail {
 }
 
 /// One intent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Intent {
     /// The consumer's attachment, `namespace/name`.
@@ -268,7 +272,7 @@ impl Goal {
 }
 
 /// Answer to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Waited {
     /// Whether it came true in time.
@@ -290,7 +294,7 @@ pub struct SetLog {
 }
 
 /// Answer of `GET /v1/log`, and of `PUT /v1/log`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LogFilter {
     /// The filter that is in force.

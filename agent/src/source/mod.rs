@@ -8,6 +8,7 @@ pub mod kube;
 use std::fmt;
 
 use holdfast_engine::model::{Boot, Now, ObjectChange};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a source says.
@@ -62,7 +63,7 @@ pub struct SourceStatus {
 }
 
 /// A piece of input that could not be used. What it last said well stays in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SourceProblem {
     /// File, relative to the directory; or the object.
     pub file: String,
