@@ -62,15 +62,15 @@ async fn answer(State(server): State<Server>, method: Method, body: String) -> R
         return std::future::pending().await;
     }
     server.with(|stored| {
-        let refuse = |code: u16| {
+        let refuse = |code: u16, reason: &str| {
             let status =
-                json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x", "message": "x"});
+                json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "as planned"});
             (StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
         };
         if method == Method::GET {
             return match &stored.lease {
                 Some(lease) => Json(lease.clone()).into_response(),
-                None => refuse(404),
+                None => refuse(404, "NotFound"),
             };
         }
         let mut lease: Value = serde_json::from_str(&body).unwrap();
@@ -83,7 +83,7 @@ async fn answer(State(server): State<Server>, method: Method, body: String) -> R
             None => method == Method::POST,
         };
         if !fits {
-            return refuse(409);
+            return refuse(409, "Conflict");
         }
         stored.version += 1;
         lease["metadata"]["resourceVersion"] = stored.version.to_string().into();
