@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use holdfast_ebpf::abi::LAYOUT_VERSION;
 use holdfast_engine::Engine;
 use holdfast_engine::model::{Config, Event, Now, Remembered};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::api::hash;
+use crate::api::node_report::Epoch;
 use crate::apiserver::{ApiServer, ConnectError, OtherNode};
 use crate::clock::{Clock, System};
 use crate::config::Source;
@@ -239,6 +241,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
 
     let (source_sender, source_receiver) = mpsc::channel::<SourceNews>(QUEUE);
     let mut writers = Vec::new();
+    let mut api = None;
     // A source ends by itself when the driver, which holds the other end, has ended.
     let rounds = loops.counter(loops::SOURCE);
     match objects {
@@ -246,6 +249,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
             let _source = dir::spawn(config, source_sender, Arc::clone(&clock), rounds);
         }
         Objects::Kube(config) => {
+            api = Some(config.api.clone());
             writers.push(kube::spawn(config, source_sender, Arc::clone(&clock), rounds));
         }
     }
@@ -261,6 +265,26 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let (memory_sender, memory_receiver) = watch::channel(Arc::new(Vec::<Remembered>::new()));
 
     let report_counts = WriteCounts::default();
+    if let Some(api) = api {
+        let config = report::kube::Config {
+            api,
+            node: settings.node.clone(),
+            epoch: Epoch {
+                id: epoch.clone(),
+                boot_id: boot_id.clone(),
+                agent_start: stamps.rfc3339(clock.now()),
+                agent_version: serve::VERSION.to_owned(),
+                layout_version: LAYOUT_VERSION,
+            },
+            stamps: stamps.clone(),
+        };
+        writers.extend(report::kube::spawn(
+            config,
+            report_receiver.clone(),
+            report_counts.clone(),
+            loops.counter(loops::REPORT),
+        ));
+    }
     writers.extend([
         report::file::spawn(
             &settings.run_dir,
@@ -464,7 +488,13 @@ struct Loops(BTreeMap<&'static str, Arc<Counter>>);
 
 impl Loops {
     fn new() -> Self {
-        let names = [loops::SOURCE, loops::WAKES, loops::LOGS, loops::MEMORY];
+        let names = [
+            loops::SOURCE,
+            loops::WAKES,
+            loops::LOGS,
+            loops::MEMORY,
+            loops::REPORT,
+        ];
         Self(names.map(|name| (name, Arc::default())).into())
     }
 

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Label `loop`: the source of objects, netlink, the two rings of the program, what survives a restart, and the lanes.
-pub const NAMES: [&str; 9] = [
-    SOURCE, NETLINK, WAKES, LOGS, MEMORY, "write", "attach", "prove", "audit",
+/// Label `loop`: the source of objects, netlink, the two rings of the program, what survives a restart, what is reported at
+/// an API server, and the lanes.
+pub const NAMES: [&str; 10] = [
+    SOURCE, NETLINK, WAKES, LOGS, MEMORY, REPORT, "write", "attach", "prove", "audit",
 ];
 /// Follows the objects.
 pub const SOURCE: &str = "source";
@@ -16,6 +17,8 @@ pub const WAKES: &str = "wakes";
 pub const LOGS: &str = "logs";
 /// Keeps what survives a restart.
 pub const MEMORY: &str = "memory";
+/// Reports at an API server, and keeps the node's lease.
+pub const REPORT: &str = "report";
 
 /// Rounds of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

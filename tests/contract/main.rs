@@ -274,6 +274,8 @@ fn snapshot() -> Snapshot {
         source: source(),
         source_age_ns: Some(2 * Boot::SECOND),
         saved_age_ns: Some(60 * Boot::SECOND),
+        settled: true,
+        removing: BTreeSet::new(),
     }
 }
 

@@ -55,6 +55,8 @@ pub struct Node {
     forgiven: usize,
     registered: Mutex<BTreeMap<String, Registered>>,
     pokes: Vec<UnixStream>,
+    /// How its agents reach their API server, if objects come from one.
+    kubeconfig: Option<PathBuf>,
     /// What its agents are told of their ways.
     pub way: Way,
     /// Its devices.
@@ -89,6 +91,7 @@ impl Node {
             forgiven: 0,
             registered: Mutex::default(),
             pokes: Vec::new(),
+            kubeconfig: None,
             way: suite::way(),
             rtnl,
             space,
@@ -154,6 +157,12 @@ impl Node {
     }
 
     // --- agent ----------------------------------------------------------------------------------------------
+
+    /// Lets agents that are started from now on have their objects from an API server that this file, under its own root, says
+    /// how to reach.
+    pub fn objects_from(&mut self, kubeconfig: &Path) {
+        self.kubeconfig = Some(kubeconfig.to_owned());
+    }
 
     /// Starts the agent and waits until it is ready.
     ///
@@ -228,9 +237,11 @@ impl Node {
     /// When the agent is not built.
     pub fn agent_command(&self) -> anyhow::Result<Command> {
         let mut command = self.command("agent")?;
+        match &self.kubeconfig {
+            None => command.arg("--source").arg(format!("dir:{ROOT}/objects")),
+            Some(path) => command.args(["--source", "kube", "--kubeconfig"]).arg(path),
+        };
         command
-            .arg("--source")
-            .arg(format!("dir:{ROOT}/objects"))
             .args(["--node", NODE])
             .args(["--listen", &format!("127.0.0.1:{PORT}")])
             .args(self.way.arguments());

@@ -198,6 +198,11 @@ impl SlotState {
         }
     }
 
+    /// Hash of the uid of its policy.
+    pub(crate) const fn uid(&self) -> UidHash {
+        self.uid
+    }
+
     /// The set that the selector leads to for sure.
     pub(crate) fn selected_set(&self) -> Option<&Set> {
         match self.cell.sure() {

@@ -10,6 +10,7 @@ use crate::gate::{Gate, Known, classify, of_device};
 use crate::intent::Intent;
 use crate::model::{
     FailReason, HoldReason, Ifindex, Mac, Now, ObjectName, Origin, Remembered, SlotId, State, Token, Uid,
+    UidHash,
 };
 use crate::objects::{AttachmentState, PolicyState};
 use crate::plan::Goal;
@@ -31,6 +32,25 @@ impl<'a> View<'a> {
     #[must_use]
     pub fn summary(&self) -> Summary {
         self.engine.summary.clone()
+    }
+
+    /// Whether the first pass over complete lists is done.
+    #[must_use]
+    pub fn settled_in(&self) -> bool {
+        let summary = &self.engine.summary;
+        summary.first_pass_done && summary.waiting_for.is_empty()
+    }
+
+    /// How many intents are on their way out: [`Counts::removing`] of the node.
+    #[must_use]
+    pub fn removing(&self) -> u64 {
+        self.engine.summary.intents.removing
+    }
+
+    /// Policies that went in this life and of which the kernel still has entries, by the hash of their uid.
+    pub fn leaving(&self) -> impl Iterator<Item = UidHash> + use<'a> {
+        let gone = |slot: &&SlotState| slot.policy_gone && slot.removing > 0;
+        self.engine.slots.values().filter(gone).map(SlotState::uid)
     }
 
     /// Every policy that selects a consumer here (or that was refused before anybody could know), by name.

@@ -121,6 +121,11 @@ pub fn covers(text: &str) -> Result<u64, NoAck> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shard(String);
 
+/// Digits that tell shards apart.
+const DIGITS: &str = "0123456789abcdef";
+/// Most digits of one.
+const MAX_DIGITS: usize = 2;
+
 impl Shard {
     /// Of a report's name: `NODE.r`, `NODE.r0`, `NODE.r0f`. None for a name that is not of this node.
     ///
@@ -151,6 +156,19 @@ impl Shard {
         (0..=digits.len())
             .rev()
             .map(move |length| Self(digits[..length].to_owned()))
+    }
+
+    /// The shards that this one gives policies to: one for each further digit.
+    pub fn children(&self) -> impl Iterator<Item = Self> + use<> {
+        let digits = if self.has_children() { DIGITS } else { "" };
+        let prefix = self.0.clone();
+        digits.chars().map(move |digit| Self(format!("{prefix}{digit}")))
+    }
+
+    /// Whether there are such.
+    #[must_use]
+    pub const fn has_children(&self) -> bool {
+        self.0.len() < MAX_DIGITS
     }
 
     /// Whether this shard may speak of a policy at all.

@@ -751,8 +751,14 @@ pub fn origin(annotations: &BTreeMap<String, String>) -> Result<Option<Origin>, 
             written::ORIGIN_UID,
             "missing beside the origin's generation",
         )),
-        (Some(uid), Some(_)) if uid.is_empty() || uid.len() > 128 => {
-            Err(problem(written::ORIGIN_UID, "must have 1 to 128 bytes"))
+        // Acknowledgments carry it between spaces.
+        (Some(uid), Some(_))
+            if !(1..=128).contains(&uid.len()) || !uid.bytes().all(|byte| byte.is_ascii_graphic()) =>
+        {
+            Err(problem(
+                written::ORIGIN_UID,
+                "must be 1 to 128 printable characters without spaces",
+            ))
         }
         (Some(uid), Some(generation)) => match generation.parse::<u64>() {
             Ok(number) if number > 0 && number.to_string() == *generation => Ok(Some(Origin {

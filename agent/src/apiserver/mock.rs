@@ -74,6 +74,8 @@ struct Shared {
     planned: Vec<Planned>,
     asked: Vec<Asked>,
     node: Option<String>,
+    /// Kinds whose definitions are being deleted.
+    ending: bool,
 }
 
 /// The API server. Cheap to clone.
@@ -122,6 +124,11 @@ impl Mock {
     /// No more faults.
     pub fn heal(&self) {
         self.with(|shared| shared.planned.clear());
+    }
+
+    /// The definitions of all kinds are being deleted, or are there again.
+    pub fn end(&self, ending: bool) {
+        self.with(|shared| shared.ending = ending);
     }
 
     /// Watches from versions so far meet 410.
@@ -193,6 +200,18 @@ impl Mock {
         });
         self.changed.send_replace(version);
         object
+    }
+
+    /// What an API server says of a definition that is being deleted: nothing can be created any more.
+    fn discovery(&self) -> Response {
+        let verbs = if self.with(|shared| shared.ending) {
+            json!(["delete", "get", "list", "watch"])
+        } else {
+            json!(["create", "delete", "get", "list", "patch", "watch"])
+        };
+        let kinds = ["attachments", "routepolicies", "nodereports"];
+        let resources = kinds.map(|name| json!({"name": name, "verbs": verbs}));
+        good(&json!({"resources": resources}))
     }
 
     fn fault(&self, verb: &str, path: &str) -> Option<Fault> {
@@ -273,9 +292,20 @@ async fn answer(State(mock): State<Mock>, request: Request) -> Response {
         });
         return good(&json!({"status": {"userInfo": {"username": "agent", "extra": extra}}}));
     }
+    if path == "/apis/holdfast.dev/v1alpha1" {
+        return mock.discovery();
+    }
     let Some(target) = Target::of(&path) else {
         return refusal(404);
     };
+    if let ("GET", Some(name)) = (verb.as_str(), &target.name) {
+        let found = mock.get(
+            &target.plural,
+            target.namespace.as_deref().unwrap_or_default(),
+            name,
+        );
+        return found.map_or_else(|| refusal(404), |object| good(&object));
+    }
     let answer = match verb.as_str() {
         "WATCH" => return watch_from(&mock, target, query, fault),
         "GET" => list(&mock, &target, &query, fault.as_ref()),

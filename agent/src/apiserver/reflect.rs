@@ -33,6 +33,9 @@ const LIVED: Duration = Duration::from_secs(5);
 const MAX_LINE: usize = 8 << 20;
 /// A watch that failed so often in a row does not go on from where it was.
 const RESUMES: u32 = 3;
+/// So long after a deletion was shown it is asked whether objects of that kind can still be: when their definition is deleted,
+/// so are they, one by one.
+const DOUBT: Duration = Duration::from_millis(200);
 
 /// What is followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,15 @@ pub struct Collection {
     metadata_only: bool,
     /// How long one request of the watch lasts: the longest time between two proofs of life.
     round: Duration,
+    /// Its objects are what a definition says, which may be deleted.
+    definition: Option<Definition>,
+}
+
+/// Where it is said what a definition brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Definition {
+    path: String,
+    plural: String,
 }
 
 impl Collection {
@@ -58,6 +70,20 @@ impl Collection {
             fields: None,
             metadata_only: false,
             round: ROUND,
+            definition: None,
+        }
+    }
+
+    /// Its objects are what a definition (CRD) of this group and version says. While that is being deleted, so are they, one
+    /// by one: then nothing that goes is believed to be gone.
+    #[must_use]
+    pub fn with_definition(self, api: &str, plural: &str) -> Self {
+        Self {
+            definition: Some(Definition {
+                path: format!("/apis/{api}"),
+                plural: plural.to_owned(),
+            }),
+            ..self
         }
     }
 
@@ -169,6 +195,8 @@ enum Ended {
     Well,
     /// What it wanted to go on from is too old.
     Expired,
+    /// Something that it has shown could not be believed: it begins anew.
+    Void(Failure),
     /// It did not go.
     Failed(Failure),
 }
@@ -220,6 +248,11 @@ impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
                 Ended::Well if lived => {}
                 Ended::Well => tokio::time::sleep(backoff.next(None)).await,
                 Ended::Expired => return Ok((!lived).then(|| backoff.next(None))),
+                Ended::Void(failure) => {
+                    let wait = backoff.next(failure.retry_after);
+                    self.failing(failure, failed).await?;
+                    return Ok(Some(wait));
+                }
                 Ended::Failed(failure) => {
                     failures += 1;
                     let wait = backoff.next(failure.retry_after);
@@ -254,6 +287,10 @@ impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
             match page.metadata.r#continue {
                 Some(next) if !next.is_empty() => token = Some(next),
                 _ => {
+                    // An empty list is a reason to remove everything.
+                    if let Err(failure) = self.defined().await {
+                        return Ok(Err(failure));
+                    }
                     self.say(News::Listed).await?;
                     return Ok(Ok(page.metadata.resource_version));
                 }
@@ -291,20 +328,77 @@ impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
         }
         self.say(News::Alive).await?;
         let mut lines = Lines::new(chunks, self.collection.round + GRACE);
+        let mut deleted = Deleted::default();
         loop {
-            match lines.next().await {
+            // Cancel safety: a line that is not whole yet stays where it is.
+            let line = tokio::select! {
+                biased;
+                line = lines.next() => line,
+                () = deleted.due() => {
+                    if let Err(failure) = self.believe(&mut deleted).await? {
+                        return Ok(Ended::Void(failure));
+                    }
+                    continue;
+                }
+            };
+            let ended = match line {
                 Ok(None) => {
                     self.hear();
-                    return Ok(Ended::Well);
+                    Some(Ended::Well)
                 }
-                Err(failure) => return Ok(ended(failure)),
+                Err(failure) => Some(ended(failure)),
                 Ok(Some(line)) => {
                     self.hear();
-                    if let Some(ended) = self.line(&line, version).await? {
-                        return Ok(ended);
-                    }
+                    self.line(&line, version, &mut deleted).await?
                 }
+            };
+            if let Some(ended) = ended {
+                deleted.due_if_any().await;
+                return Ok(match self.believe(&mut deleted).await? {
+                    Ok(()) => ended,
+                    Err(failure) => Ended::Void(failure),
+                });
             }
+        }
+    }
+
+    /// Tells deletions, if they are such.
+    async fn believe(&mut self, deleted: &mut Deleted<T>) -> Result<Result<(), Failure>, Closed> {
+        let objects = std::mem::take(&mut deleted.objects);
+        if objects.is_empty() {
+            return Ok(Ok(()));
+        }
+        if let Err(failure) = self.defined().await {
+            return Ok(Err(failure));
+        }
+        for object in objects {
+            self.say(News::Deleted(object)).await?;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether objects of this kind can be: not while their definition is being deleted, which an API server shows by taking
+    /// none any more.
+    async fn defined(&self) -> Result<(), Failure> {
+        let Some(definition) = &self.collection.definition else {
+            return Ok(());
+        };
+        let request = Request::get(&definition.path)
+            .body(Vec::new())
+            .map_err(|error| Failure::garbled(error.to_string()))?;
+        let found: Discovery = match self.api.read(request, PATIENCE).await {
+            Ok(found) => found,
+            // Who may not know it goes by the objects alone.
+            Err(failure) if failure.code() == Some(403) => return Ok(()),
+            Err(failure) => return Err(failure),
+        };
+        let takes = |resource: &DiscoveryResource| {
+            resource.name == definition.plural && resource.verbs.iter().any(|verb| verb == "create")
+        };
+        if found.resources.iter().any(takes) {
+            Ok(())
+        } else {
+            Err(Failure::from_status(404, None))
         }
     }
 
@@ -327,7 +421,12 @@ impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
     }
 
     /// Takes a line of a watch in; gives how the watch ends, if it does.
-    async fn line(&mut self, line: &[u8], version: &mut String) -> Result<Option<Ended>, Closed> {
+    async fn line(
+        &mut self,
+        line: &[u8],
+        version: &mut String,
+        deleted: &mut Deleted<T>,
+    ) -> Result<Option<Ended>, Closed> {
         let event: Event<'_> = match serde_json::from_slice(line) {
             Ok(event) => event,
             Err(error) => return Ok(Some(Ended::Failed(Failure::garbled(error.to_string())))),
@@ -349,11 +448,11 @@ impl<T: Shown, W: FnMut(News<T>) -> Option<M>, M> Reflector<T, W, M> {
                     if !seen.version().is_empty() {
                         seen.version().clone_into(version);
                     }
-                    self.say(match kind {
-                        "DELETED" => News::Deleted(Box::new(seen)),
-                        _ => News::Shown(Box::new(seen)),
-                    })
-                    .await?;
+                    match (kind, &self.collection.definition) {
+                        ("DELETED", Some(_)) => deleted.add(seen),
+                        ("DELETED", None) => self.say(News::Deleted(Box::new(seen))).await?,
+                        _ => self.say(News::Shown(Box::new(seen))).await?,
+                    }
                 }
                 Err(why) => self.say(News::Unknown(why)).await?,
             },
@@ -418,6 +517,57 @@ struct Bookmark {
 #[serde(rename_all = "camelCase")]
 struct BookmarkMetadata {
     resource_version: String,
+}
+
+#[derive(Deserialize)]
+struct Discovery {
+    resources: Vec<DiscoveryResource>,
+}
+
+#[derive(Deserialize)]
+struct DiscoveryResource {
+    name: String,
+    verbs: Vec<String>,
+}
+
+/// Deletions that are not believed yet.
+struct Deleted<T> {
+    objects: Vec<Box<T>>,
+    /// When the first of them is.
+    due: Option<Instant>,
+}
+
+impl<T> Default for Deleted<T> {
+    fn default() -> Self {
+        Self {
+            objects: Vec::new(),
+            due: None,
+        }
+    }
+}
+
+impl<T> Deleted<T> {
+    fn add(&mut self, object: T) {
+        if self.objects.is_empty() {
+            self.due = Some(Instant::now() + DOUBT);
+        }
+        self.objects.push(Box::new(object));
+    }
+
+    /// Returns when there is something to believe; never if there is nothing.
+    async fn due(&self) {
+        match self.due {
+            Some(due) if !self.objects.is_empty() => tokio::time::sleep_until(due).await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// The same, at once if there is nothing.
+    async fn due_if_any(&self) {
+        if !self.objects.is_empty() {
+            self.due().await;
+        }
+    }
 }
 
 /// The lines of an answer that does not end.

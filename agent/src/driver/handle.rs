@@ -1,8 +1,10 @@
 //! How everybody else asks the driver.
 
+use std::collections::BTreeSet;
+
 use holdfast_engine::compare::{NoSuchPolicy, Page, Scope};
 use holdfast_engine::explain::{Asked, Explained, Unexplained};
-use holdfast_engine::model::{Boot, Ifindex, Now, ObjectName, Token};
+use holdfast_engine::model::{Boot, Ifindex, Now, ObjectName, Token, UidHash};
 use holdfast_engine::view::{AttachmentView, Counts, IntentView, PolicyView, Settled, Summary};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -70,6 +72,10 @@ pub struct Snapshot {
     pub source: SourceStatus,
     /// Age of the source's last sign of life, nanoseconds; none = never.
     pub source_age_ns: Option<u64>,
+    /// The first pass over live lists is done: what is said of the policies is of this life.
+    pub settled: bool,
+    /// Policies that are gone and of which the kernel still has something.
+    pub removing: BTreeSet<UidHash>,
     /// Age of the saved set, nanoseconds; none = the source has none.
     pub saved_age_ns: Option<u64>,
 }

@@ -109,6 +109,10 @@ pub struct Driver {
     source: SourceStatus,
     source_activity: Option<Now>,
     saved: Option<SavedAt>,
+    /// The first pass over live lists is done.
+    settled: bool,
+    /// Intents on their way out, when that was looked at last.
+    removing: u64,
     durations: BTreeMap<Leg, Histogram>,
     origin_to_seen: Histogram,
     /// Rounds of the lanes.
@@ -166,6 +170,8 @@ impl Driver {
             source: SourceStatus::default(),
             source_activity: None,
             saved: None,
+            settled: false,
+            removing: 0,
             durations: BTreeMap::new(),
             origin_to_seen: Histogram::default(),
             loops: BTreeMap::new(),
@@ -360,6 +366,16 @@ impl Driver {
         }
         self.outputs.lanes.feed();
         self.answer_waiters();
+        if !self.settled && self.engine.view().settled_in() {
+            // From now on it can be reported at the API server, also that there is nothing.
+            self.settled = true;
+            self.report.mark();
+        }
+        let removing = self.engine.view().removing();
+        if std::mem::replace(&mut self.removing, removing) != removing {
+            // Of a policy that is gone the engine has nothing more to report, but when the kernel has nothing left of it.
+            self.report.mark();
+        }
         if self.report.is_due(now.boot) {
             self.publish_report();
         }
@@ -463,6 +479,8 @@ impl Driver {
             now_boot_ns: now.boot.0,
             summary: self.engine.view().summary(),
             policies: self.engine.view().policies().cloned().collect(),
+            settled: self.settled,
+            removing: self.engine.view().leaving().collect(),
             ..Snapshot::default()
         }
     }

@@ -43,7 +43,7 @@ impl WriteCounts {
         ])
     }
 
-    fn count(&self, ok: bool) {
+    pub(super) fn count(&self, ok: bool) {
         self.counts[usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
     }
 }

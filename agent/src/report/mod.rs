@@ -1,6 +1,7 @@
 //! What this node says about its policies.
 
 pub mod file;
+pub mod kube;
 pub mod memory;
 mod stamps;
 

@@ -79,6 +79,7 @@ pub fn spawn(
             status_dirty: true,
             status_not_before: Instant::now(),
             alive: 0,
+            saved: 0,
         };
         // Ends with an error only when nobody listens any more.
         let _ = follower.run(inbox).await;
@@ -117,6 +118,8 @@ struct Follower {
     status_not_before: Instant,
     /// Proof of life that was told last, on the boot clock.
     alive: u64,
+    /// Until when the disk has the set, as that was told last.
+    saved: u64,
 }
 
 struct Followed {
@@ -512,10 +515,6 @@ impl Follower {
             .map(|followed| followed.heard.boot_ns())
             .min();
         let heard = heard.unwrap_or_default();
-        if heard <= self.alive {
-            return Ok(());
-        }
-        self.alive = heard;
         let now = self.clock.now();
         let age = now.boot.since(Boot(heard));
         let at = Now {
@@ -524,8 +523,12 @@ impl Follower {
                 .wall_ms
                 .saturating_sub(i64::try_from(age / Boot::MILLI).unwrap_or(i64::MAX)),
         };
-        self.send(SourceNews::Alive(at)).await?;
-        if self.is_complete() && self.keeper.has(&self.set) {
+        if heard > self.alive {
+            self.alive = heard;
+            self.send(SourceNews::Alive(at)).await?;
+        }
+        if heard > self.saved && self.is_complete() && self.keeper.has(&self.set) {
+            self.saved = heard;
             self.keeper.touch();
             self.send(SourceNews::Saved(SavedAt { seen: at, age_ms: 0 }))
                 .await?;

@@ -205,11 +205,17 @@ fn read<T: serde::de::DeserializeOwned>(spec: &Node) -> Result<T, Problems> {
 
 /// What a scope is at an API server.
 pub(super) fn collection(scope: &Scope, node: &str) -> Collection {
+    let plural = match scope.kind() {
+        Kind::Attachment => "attachments",
+        Kind::RoutePolicy => "routepolicies",
+    };
+    let namespace = match scope {
+        Scope::Namespace(namespace) => Some(namespace.as_str()),
+        Scope::Attachments | Scope::Everything => None,
+    };
+    let collection = Collection::new(API_VERSION, namespace, plural).with_definition(API_VERSION, plural);
     match scope {
-        Scope::Attachments => {
-            Collection::new(API_VERSION, None, "attachments").with_fields(format!("spec.node={node}"))
-        }
-        Scope::Namespace(namespace) => Collection::new(API_VERSION, Some(namespace), "routepolicies"),
-        Scope::Everything => Collection::new(API_VERSION, None, "routepolicies"),
+        Scope::Attachments => collection.with_fields(format!("spec.node={node}")),
+        Scope::Namespace(_) | Scope::Everything => collection,
     }
 }

@@ -271,7 +271,8 @@ async fn what_matters_here_is_listed_and_followed() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(rig.known(|known| known.changes), before);
     // Quiet is no silence: a watch a minute and scope, and no list.
-    assert_eq!(rig.mock.asked("GET", "").len(), 3);
+    assert_eq!(rig.mock.asked("GET", "attachments").len(), 1);
+    assert_eq!(rig.mock.asked("GET", "routepolicies").len(), 2);
     let alive = rig.known(|known| known.alive).unwrap();
     assert!(600 - alive.boot.0 / Boot::SECOND <= 62, "{alive:?}");
 }
@@ -562,6 +563,44 @@ async fn f51_crds_that_go_and_access_that_is_forbidden_remove_nothing() {
         })
         .await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f51_objects_that_go_with_their_definition_stay() {
+    let rig = Rig::new(usual());
+    rig.complete().await;
+    // The definitions are deleted: their objects first, then they are not known any more.
+    rig.mock.end(true);
+    for name in ["dns", "cache"] {
+        rig.mock.delete("routepolicies", "shop", name);
+    }
+    rig.mock.delete("attachments", "shop", "web");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for verb in ["GET", "WATCH"] {
+        rig.mock
+            .plan(verb, "/apis/holdfast.dev", 1_000_000, Fault::Status(404));
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    rig.known(|known| {
+        assert!(known.gone.is_empty(), "{:?}", known.gone);
+        assert_eq!((known.policies.len(), known.attachments.len()), (2, 1));
+    });
+    // They come back, and their objects with them, as others.
+    rig.mock.put("attachments", attachment("shop", "web", 1));
+    let mut again = policy("shop", "dns", 1);
+    again["metadata"]["uid"] = "again".into();
+    rig.mock.put("routepolicies", again);
+    rig.mock.end(false);
+    rig.mock.heal();
+    rig.until("what is there again", Duration::from_secs(40), |known| {
+        known
+            .policies
+            .get("shop/dns")
+            .is_some_and(|policy| policy.uid.0 == "again")
+            && !known.policies.contains_key("shop/cache")
+    })
+    .await;
+    rig.known(|known| assert_eq!(known.gone, ["shop/cache"]));
 }
 
 #[tokio::test(start_paused = true)]
