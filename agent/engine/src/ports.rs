@@ -110,6 +110,8 @@ pub(crate) struct Port {
     removing: BTreeSet<SlotId>,
     /// Those of them whose entries somebody else claims.
     claimed_away: BTreeSet<SlotId>,
+    /// Policy slots to which entries still deliver that are about to be closed.
+    delivering_on: BTreeSet<SlotId>,
     slots_used: BTreeSet<SlotId>,
     last_epoch: Option<u32>,
     #[serde(skip)]
@@ -149,6 +151,7 @@ impl Default for Port {
             prove_again: false,
             removing: BTreeSet::new(),
             claimed_away: BTreeSet::new(),
+            delivering_on: BTreeSet::new(),
             slots_used: BTreeSet::new(),
             last_epoch: None,
             marks: Marks::default(),
@@ -1186,8 +1189,13 @@ impl Engine {
         let reachable = claim.keys.iter().any(|key| reached.contain(key.address()));
         let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
         let known = matches!(locals, LocalsState::Known);
+        // Of a set that an earlier life selected nobody can say who had the right to it, but for whom it had let go
+        // live.
+        let vetted = intent.vetted.is_some()
+            && intent.vetted == port.device.map(|d| d.mac).zip(token.or(port.open_for()));
+        let heir = vetted || state.current || state.served.as_ref().is_some_and(|s| s.spec.is_some());
         plan.deliverable =
-            allowed && known && token.is_some() && reachable && granted && !claim.keys.is_empty();
+            allowed && known && token.is_some() && reachable && granted && heir && !claim.keys.is_empty();
         if let (Proof::Good(op, proven_for, keys), Some(token)) = (intent.proof, token) {
             plan.proven = allowed
                 && proven_for == token
@@ -1195,12 +1203,11 @@ impl Engine {
                 && op > port.touched
                 && op > intent.touched
                 && op > slot.touched
+                && !slot.is_about_to_move()
                 && intent.proof_trouble.is_none();
         }
-        plan.vetted = allowed
-            && intent.proof_trouble.as_ref().is_none_or(|trouble| trouble.silent)
-            && intent.vetted.is_some()
-            && intent.vetted == port.device.map(|d| d.mac).zip(token.or(port.open_for()));
+        plan.vetted =
+            allowed && vetted && intent.proof_trouble.as_ref().is_none_or(|trouble| trouble.silent);
         let asked = match intent.proof {
             Proof::Asked(op, ..) => !self.is_silent(Some(op)),
             Proof::None | Proof::Good(..) => false,
@@ -2472,14 +2479,22 @@ impl Engine {
         let mut used = BTreeSet::new();
         let mut removing = BTreeSet::new();
         let mut claimed_away = BTreeSet::new();
+        let mut delivering_on = BTreeSet::new();
+        let closes = self.passed && port.may_be_open() && !self.frozen(port);
         for (key, cell) in &port.entries {
             let claim = claims.keys.get(key);
             let owner = claim.and_then(|index| {
                 let policy = claims.intents[*index].policy;
                 self.objects.policies.get(&policy).and_then(|state| state.slot)
             });
+            let closes = closes && self.is_to_be_closed(port, claims, key);
             for entry in cell.values().iter().flatten() {
                 used.insert(entry.policy);
+                let right = owner == Some(entry.policy)
+                    && claim.is_some_and(|index| claims.intents[*index].may_deliver());
+                if closes && entry.open && !right {
+                    delivering_on.insert(entry.policy);
+                }
                 if owner == Some(entry.policy) || claims.kept.contains(key) || !self.passed {
                     continue;
                 }
@@ -2524,8 +2539,37 @@ impl Engine {
                 }
             }
         }
+        for slot in delivering_on.difference(&port.delivering_on) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                state.delivering_on += 1;
+            }
+        }
+        for slot in port.delivering_on.difference(&delivering_on) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                state.delivering_on = state.delivering_on.saturating_sub(1);
+                if state.delivering_on == 0 {
+                    // Its selector may move now.
+                    self.dirty.policies.extend(state.owner);
+                }
+            }
+        }
         port.removing = removing;
         port.claimed_away = claimed_away;
+        port.delivering_on = delivering_on;
+    }
+
+    /// Whether an entry that may be open without the right to it will be closed in a moment: nobody keeps it, and
+    /// nothing failed that this waits for.
+    fn is_to_be_closed(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
+        if claims.kept.contains(key) || port.troubles.contains_key(&Goal::Unclaimed) {
+            return false;
+        }
+        let Some(index) = claims.keys.get(key) else {
+            return self.may_remove();
+        };
+        let claim = &claims.intents[*index];
+        self.intent(claim.policy, claim.attachment)
+            .is_none_or(|intent| intent.entries_trouble.is_none() && intent.fallback == 0)
     }
 
     fn count_removing(&mut self, slot: SlotId, count: impl FnOnce(u64) -> u64) {

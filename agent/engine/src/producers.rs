@@ -150,6 +150,8 @@ pub(crate) struct SlotState {
     pub(crate) removing: u64,
     /// Those of them with entries that somebody else claims.
     pub(crate) claimed_away: u64,
+    /// Interfaces with entries that still deliver by this slot and are about to be closed.
+    pub(crate) delivering_on: u64,
 }
 
 /// What the intents of a policy see of it. When it changes they are planned again.
@@ -195,6 +197,7 @@ impl SlotState {
             table_out: None,
             removing: 0,
             claimed_away: 0,
+            delivering_on: 0,
         }
     }
 
@@ -228,6 +231,12 @@ impl SlotState {
             && self.backends_out.is_empty()
             && !self.table_wrong
             && self.trouble.is_none()
+    }
+
+    /// Whether its selector moves as soon as nobody is in the way: what would be proven now would be so of the old set.
+    pub(crate) fn is_about_to_move(&self) -> bool {
+        let blocked = self.trouble.as_ref().is_some_and(|trouble| trouble.blocked);
+        !blocked && matches!(&self.building, Some(building) if building.stage == Stage::Proven)
     }
 
     /// Whether packets reach somebody.
@@ -1338,7 +1347,12 @@ impl Engine {
                     building.stage = Stage::Proving(op);
                 }
             }
-            Stage::Proven if slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) => {}
+            Stage::Proven if !slot_state.is_about_to_move() => {}
+            // Whoever loses a destination must not reach the new set by it: what is taken away is closed first.
+            Stage::Proven if self.has_dirty_ports(slot) => {
+                self.dirty.late.insert(id);
+            }
+            Stage::Proven if slot_state.delivering_on > 0 => {}
             Stage::Proven => {
                 let set = building.set.clone();
                 let selected = set.selected;
@@ -1517,7 +1531,7 @@ impl Engine {
         let slot = self.slots.get(&slot)?;
         let set = slot.selected_set()?;
         let unsure = |id: &BackendId| self.backends.get(id).is_none_or(|backend| backend.unsure);
-        if slot.table_wrong || !slot.backends_out.is_empty() || set.members.values().any(unsure) {
+        if slot.is_about_to_move() || slot.table_wrong || !slot.backends_out.is_empty() || set.members.values().any(unsure) {
             return None;
         }
         let backends = self.contents(set);

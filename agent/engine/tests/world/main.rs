@@ -236,6 +236,8 @@ mod scripts {
         a_closed_claim_that_did_not_fit_is_tried_again
         a_consumer_kept_through_two_edits_is_held_on
         a_consumer_that_comes_while_a_switch_waits_reaches_nobody
+        a_consumer_that_is_new_after_a_restart_reaches_no_old_set
+        a_consumer_that_leaves_reaches_no_new_set
         a_consumer_that_left_and_came_back_at_once_is_new
         a_contested_consumer_keeps_what_its_policy_allows
         a_deleted_identity_voids_no_read_of_the_next
@@ -260,6 +262,7 @@ mod scripts {
         a_producer_that_is_being_read_is_not_unreadable
         a_range_of_slots_that_two_have_is_given_to_nobody
         a_range_passes_on_after_the_services_it_catches
+        a_producer_without_addresses_serves_nobody_on
         a_range_stands_in_for_the_services_that_replace_it
         a_read_before_the_first_dump_says_nothing
         a_range_that_stands_in_stays_announced
@@ -280,6 +283,8 @@ mod scripts {
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
+        a_switch_waits_for_the_answer_of_a_revocation
+        a_switch_waits_until_what_is_taken_away_is_closed
         a_void_read_without_an_answer_says_nothing
         an_address_that_is_shared_brings_nobody_back
         an_address_that_is_shared_proves_no_death
@@ -287,6 +292,7 @@ mod scripts {
         an_attach_that_failed_is_tried_again_without_consumers
         an_attach_that_nobody_wants_any_more_is_not_tried
         an_attachment_that_goes_takes_its_producer_along
+        an_audit_is_believed_before_the_news_of_a_dead_device
         an_entry_kept_open_keeps_nobody_elses_row_closed
         an_identity_of_a_dead_device_breaks_no_path
         an_interface_that_is_left_is_cleaned_whatever_failed_before
@@ -302,6 +308,7 @@ mod scripts {
         no_claim_comes_under_a_slot_that_still_passes
         no_row_closes_before_its_slot_stops_passing
         no_row_opens_over_a_set_of_the_dead
+        no_row_opens_while_a_selector_is_about_to_move
         nothing_goes_while_what_it_covers_is_being_closed
         nothing_is_written_while_a_clear_is_out
         one_question_about_an_intent_at_a_time

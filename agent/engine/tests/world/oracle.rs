@@ -1082,7 +1082,9 @@ impl Oracle {
                 !stripped
                     && wants.tokens.get(&backend.ifindex) == Some(&backend.token)
                     && judged.is_some_and(|judged| {
-                        judged.attached && judged.uid != intent.consumer_uid && reached(judged)
+                        // Whose addresses were taken away is no producer any more, whoever it is.
+                        let usable = judged.attached && judged.reachable;
+                        usable && judged.uid != intent.consumer_uid && reached(judged)
                     })
             })
         });
@@ -1318,6 +1320,19 @@ impl Oracle {
                     .insert(crate::rules::number(&intent.policy_uid));
             }
         }
+    }
+
+    /// What changes without an effect, as of policies that nobody is told of, is not looked at in every poll.
+    pub(crate) fn look_again(&mut self, engine: &Engine) -> Checked {
+        let view = Snapshot::of(engine);
+        ensure!(
+            view.policies == self.view.policies && view.intents == self.view.intents,
+            "DESIGN 2.15: what changes is reported",
+            "shown {view:?}, reported {:?}",
+            self.view
+        );
+        self.view = view;
+        Ok(())
     }
 
     /// The engine was polled.

@@ -121,6 +121,8 @@ pub(crate) struct Policy {
     pub(crate) refused: Option<FailReason>,
     /// The build does not do what it asks for: always, or with the producers that are ready now.
     pub(crate) unsupported: bool,
+    /// With the producers that are ready now, unless an audit is right about a program that is gone.
+    pub(crate) doubtful: bool,
     /// Who is a producer is not clear.
     pub(crate) unclear: bool,
     /// A selected producer may be ready in a moment: its identity is being read, or its program attached.
@@ -336,6 +338,7 @@ fn policy_of(
         ready: BTreeMap::new(),
         refused: refusal.map(|refusal| refusal.reason),
         unsupported: spec.as_ref().is_some_and(|spec| asks_too_much(spec, features)),
+        doubtful: false,
         unclear: false,
         undecided: false,
         spec: spec.clone(),
@@ -371,7 +374,11 @@ fn policy_of(
             }
         }
     }
-    wanted.unsupported |= wanted.ready.len() > 1 && !features.several_producers;
+    let several = |count: usize| count > 1 && !features.several_producers;
+    let doubted = |(device, _): &&(Device, Token)| told.doubted.contains(&device.ifindex);
+    let sure = wanted.ready.len() - wanted.ready.values().filter(doubted).count();
+    wanted.doubtful = several(wanted.ready.len()) && !several(sure);
+    wanted.unsupported |= several(sure);
     (wanted, consumers)
 }
 
@@ -541,6 +548,14 @@ fn state_of(told: &Told, policy: &Policy, consumer: &Judged, conflict: bool) -> 
     }
     if (conflict || consumer.right == Right::Lost) && policy.refused.is_none() {
         reasons.push(State::Failed(FailReason::Conflict));
+    }
+    if policy.doubtful && reasons.is_empty() {
+        let held = HoldReason::ALL.map(State::Held);
+        reasons.extend(held.into_iter().chain([
+            State::Failed(FailReason::Unsupported),
+            State::Pending,
+            State::Programmed,
+        ]));
     }
     if !reasons.is_empty() {
         return Must::Be(reasons);

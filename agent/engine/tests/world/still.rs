@@ -492,6 +492,7 @@ impl Oracle {
         if !self.told.names_are_clear() {
             return Ok(());
         }
+        self.look_again(engine)?;
         ensure!(
             self.told.passed && self.told.complete && self.flights.is_empty(),
             "ENGINE, The model world: rest is reached",

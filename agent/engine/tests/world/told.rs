@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use holdfast_engine::belief::Difference;
 use holdfast_engine::model::{
     Attachment, Device, Event, Identity, Ifindex, Link, Mac, ObjectChange, ObjectName, Op, OpError, Policy,
     PolicySpec, RegistryRead, Token, UidHash,
@@ -50,6 +51,8 @@ pub(crate) struct Told {
     pub(crate) attachments: BTreeMap<ObjectName, Attachment>,
     /// Devices that hold the program, as the kernel said.
     pub(crate) attached: BTreeMap<Ifindex, Mac>,
+    /// Those of them at which an audit did not find it. (Whether that counts depends on what was sent meanwhile.)
+    pub(crate) doubted: BTreeSet<Ifindex>,
     /// The same of an earlier life, whose devices nobody has named yet.
     attached_before: BTreeSet<Ifindex>,
     /// Attachments whose interface or identity an edit has changed in this batch.
@@ -131,10 +134,16 @@ impl Told {
             Event::Remembered(_)
             | Event::Poke(_)
             | Event::Tick
-            | Event::Audited(..)
             | Event::DevicesDrifted(_)
             | Event::HooksChanged(_)
             | Event::HooksUnknown => {}
+            Event::Audited(_, audited) => {
+                let missing = audited.differences.iter().filter_map(|difference| match difference {
+                    Difference::NoProgram { ifindex, .. } => Some(*ifindex),
+                    _ => None,
+                });
+                self.doubted.extend(missing);
+            }
             Event::Objects(changes) => changes.iter().for_each(|change| self.object(change)),
             Event::SavedComplete => self.saved = true,
             Event::SourceComplete => self.complete = true,
@@ -173,6 +182,7 @@ impl Told {
             Event::Answer(_, result) => match (op, result) {
                 (Some(Op::Attach { device }), Ok(_)) if self.device(device.ifindex) == Some(*device) => {
                     self.attached.insert(device.ifindex, device.mac);
+                    self.doubted.remove(&device.ifindex);
                 }
                 (Some(Op::Detach { ifindex }), Ok(_)) => {
                     self.attached.remove(ifindex);
@@ -372,6 +382,7 @@ impl Told {
         *self.devices.entry(ifindex).or_default() += 1;
         self.rows.remove(&ifindex);
         self.attached.remove(&ifindex);
+        self.doubted.remove(&ifindex);
         self.left_behind.remove(&ifindex);
     }
 
