@@ -3,6 +3,7 @@
 //! A pinned hash map, so that it is alive while the agent is not. Whoever comes first creates it; everybody checks it.
 //! Register and unregister hold a lock file in the run directory; reading needs none (see [`Registry::read`]).
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -352,6 +353,18 @@ impl Registry {
                 })
             })
             .collect()
+    }
+
+    /// What is registered, by interface number.
+    ///
+    /// # Errors
+    /// As bpf(2).
+    pub(crate) fn identities(&self) -> Result<BTreeMap<Ifindex, Identity>, Errno> {
+        let rows = self.map.dump()?;
+        Ok(rows
+            .iter()
+            .filter_map(|(ifindex, row)| Some((*ifindex, identity(row)?)))
+            .collect())
     }
 
     /// Number of rows.

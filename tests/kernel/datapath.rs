@@ -244,6 +244,7 @@ fn every_operation_is_done_once_and_found_again() -> anyhow::Result<()> {
         let adoption = kernel.adopt()?;
         let empty = Adoption {
             attached: adoption.attached.clone(),
+            identities: adoption.identities.clone(),
             ..Adoption::default()
         };
         ensure!(adoption == empty, "{adoption:?}");

@@ -11,8 +11,9 @@ use crate::gate::Known;
 use crate::interfaces::{Change, Interfaces};
 use crate::locals::Locals;
 use crate::model::{
-    BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Ifindex, Leg, Level,
-    Link, Mac, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid, UidHash,
+    BackendId, Boot, Config, Device, Effect, Event, FailReason, Happening, HoldReason, Identity, Ifindex,
+    Leg, Level, Link, Mac, Now, ObjectName, Op, OpId, RegistryRead, Remembered, SlotId, State, Token, Uid,
+    UidHash,
 };
 use crate::objects::{AttachmentId, Objects, PolicyId, PolicyState};
 use crate::plan::{Flight, Out, SILENCE, What};
@@ -67,6 +68,16 @@ pub(crate) struct Dead {
     token: Token,
     /// The address that its row names: a device that has it is the same, back again. None where all devices have one.
     mac: Option<Mac>,
+}
+
+impl Dead {
+    /// What is kept of a row that speaks of a device that is gone.
+    fn of(identity: &Identity) -> Self {
+        Self {
+            token: identity.token,
+            mac: (!identity.host_mac_shared).then_some(identity.host_mac),
+        }
+    }
 }
 
 /// What must be planned again.
@@ -125,6 +136,9 @@ pub struct Engine {
     asked: BTreeSet<Ifindex>,
     /// Identities of devices that an operation did not find; the kernel has not said yet whether they are gone.
     suspects: BTreeMap<Ifindex, (Device, Dead)>,
+    /// Identities that were registered before this life, of devices that nobody has told of. One whose number stands for
+    /// no device, as the kernel says when it is asked after that, died while no agent looked.
+    unattended: BTreeMap<Ifindex, Dead>,
     /// Identities of devices that are gone: whatever the registry says, they are no other device's.
     pub(crate) dead: BTreeMap<Ifindex, Dead>,
     /// The node's own addresses.
@@ -194,6 +208,7 @@ impl Engine {
             denied: BTreeMap::new(),
             asked: BTreeSet::new(),
             suspects: BTreeMap::new(),
+            unattended: BTreeMap::new(),
             dead: BTreeMap::new(),
             locals: Locals::default(),
             objects: Objects::default(),
@@ -245,7 +260,8 @@ impl Engine {
     pub fn handle(&mut self, event: Event, now: Now) {
         self.now = now;
         match event {
-            Event::Adopted(adoption) => {
+            Event::Adopted(mut adoption) => {
+                self.find_unattended(std::mem::take(&mut adoption.identities));
                 self.adopt(*adoption);
                 self.adopted = true;
                 self.strand();
@@ -385,6 +401,7 @@ impl Engine {
 
     fn link_seen(&mut self, link: Link) {
         let ifindex = link.ifindex;
+        self.unattended.remove(&ifindex);
         // An identity whose address does not tell devices apart may be that of the one which is there now.
         if let Some((device, identity)) = self.suspects.remove(&ifindex)
             && device != link.device()
@@ -411,6 +428,9 @@ impl Engine {
         if sure {
             self.denied.remove(&ifindex);
         }
+        if sure && let Some(identity) = self.unattended.remove(&ifindex) {
+            self.identity_died(ifindex, identity);
+        }
         let dead = self.interfaces.link(ifindex).cloned();
         let Some(change) = self.interfaces.gone(ifindex) else {
             if let Some(port) = self.ports.get_mut(&ifindex).filter(|_| sure) {
@@ -423,10 +443,7 @@ impl Engine {
             && let Known::Row(row) = &port.known
             && let Some(identity) = crate::gate::of_device(&dead, row.as_ref())
         {
-            let identity = Dead {
-                token: identity.token,
-                mac: (!identity.host_mac_shared).then_some(dead.mac),
-            };
+            let identity = Dead::of(&identity);
             if sure {
                 self.identity_died(ifindex, identity);
             } else {
@@ -434,6 +451,16 @@ impl Engine {
             }
         }
         self.link_changed(ifindex, change);
+    }
+
+    /// Identities of devices that may have gone while no agent ran.
+    fn find_unattended(&mut self, identities: BTreeMap<Ifindex, Identity>) {
+        let unseen = identities
+            .iter()
+            .filter(|(ifindex, _)| self.interfaces.link(**ifindex).is_none());
+        self.unattended = unseen
+            .map(|(ifindex, identity)| (*ifindex, Dead::of(identity)))
+            .collect();
     }
 
     /// An identity dies with its device, unless somebody else has its row by now.
@@ -494,6 +521,7 @@ impl Engine {
             .ifindexes()
             .chain(self.suspects.keys().copied())
             .chain(self.denied.keys().copied())
+            .chain(self.unattended.keys().copied().filter(|_| self.dumped))
             .filter(|ifindex| !there.contains(ifindex))
             .collect();
         for ifindex in gone {
@@ -507,6 +535,8 @@ impl Engine {
             self.dumped = true;
             self.strand();
             self.everything_dirty();
+            // A dump may be older than a row of which it knows no device.
+            self.ask(self.unattended.keys().copied().collect());
         } else if self.passed {
             // News were lost: what they would have changed may be wrong, too.
             self.audit_everything();

@@ -955,6 +955,9 @@ pub struct Adoption {
     pub backends: BTreeMap<BackendId, Backend>,
     /// Slots that a selector leads to: content of each selected range, by its base.
     pub slots: BTreeMap<u32, Vec<BackendId>>,
+    /// Rows of the registry.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub identities: BTreeMap<Ifindex, Identity>,
 }
 
 /// What was kept of an intent over a restart.

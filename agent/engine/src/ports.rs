@@ -1206,8 +1206,7 @@ impl Engine {
                 && !slot.is_about_to_move()
                 && intent.proof_trouble.is_none();
         }
-        plan.vetted =
-            allowed && vetted && intent.proof_trouble.as_ref().is_none_or(|trouble| trouble.silent);
+        plan.vetted = allowed && vetted && intent.proof_trouble.as_ref().is_none_or(|trouble| trouble.silent);
         let asked = match intent.proof {
             Proof::Asked(op, ..) => !self.is_silent(Some(op)),
             Proof::None | Proof::Good(..) => false,

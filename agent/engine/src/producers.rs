@@ -1531,7 +1531,11 @@ impl Engine {
         let slot = self.slots.get(&slot)?;
         let set = slot.selected_set()?;
         let unsure = |id: &BackendId| self.backends.get(id).is_none_or(|backend| backend.unsure);
-        if slot.is_about_to_move() || slot.table_wrong || !slot.backends_out.is_empty() || set.members.values().any(unsure) {
+        if slot.is_about_to_move()
+            || slot.table_wrong
+            || !slot.backends_out.is_empty()
+            || set.members.values().any(unsure)
+        {
             return None;
         }
         let backends = self.contents(set);

@@ -2283,6 +2283,40 @@ fn rule_5_an_identity_dies_with_its_device_even_where_all_macs_are_one() {
     assert_eq!(bench.kernel.pins.rows[&7].token, Some(token(207)));
 }
 
+/// Identities that are deleted, as number and token.
+fn deleted(sent: &[Op]) -> Vec<(Ifindex, Token)> {
+    let identities = sent.iter().filter_map(|op| match op {
+        Op::DeleteIdentity { ifindex, token } => Some((*ifindex, *token)),
+        _ => None,
+    });
+    identities.collect()
+}
+
+#[test]
+fn design_2_7_an_identity_dies_with_its_device_also_while_no_agent_runs() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let living = bench.links.keys().map(|ifindex| (*ifindex, u64::from(*ifindex)));
+    for (ifindex, value) in living.chain([(7, 107), (8, 108)]) {
+        let n = u8::try_from(ifindex).unwrap();
+        if let RegistryRead::Row(row) = identity(value, n) {
+            bench.kernel.pins.identities.insert(ifindex, row);
+        }
+    }
+    bench.crash();
+    bench.wake();
+    bench.effects.clear();
+    // The dump may be older than the rows: whether a device is there is asked once more.
+    assert_eq!(deleted(&bench.run()), []);
+    let asked = bench.effects.iter().filter_map(|effect| match effect {
+        Effect::AskLink(ifindex) => Some(*ifindex),
+        _ => None,
+    });
+    assert_eq!(asked.collect::<Vec<_>>(), [7, 8]);
+    bench.give(Event::LinkGone(7));
+    bench.give(Event::Link(veth(8, "hfnew", 8)));
+    assert_eq!(deleted(&bench.run()), [(7, token(107))]);
+}
+
 #[test]
 fn rule_4_an_operation_that_finds_no_device_deletes_no_identity_of_a_living_one() {
     let mut bench = Bench::programmed(FIRST_FEATURES);

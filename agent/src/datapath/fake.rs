@@ -426,6 +426,7 @@ impl State {
             locals: self.locals.clone(),
             policies: self.policies.clone(),
             backends: self.backends.clone(),
+            identities: self.registry.clone(),
             ..Adoption::default()
         };
         for (ifindex, source) in &self.sources {

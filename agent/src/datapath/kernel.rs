@@ -377,7 +377,11 @@ impl Datapath for Kernel {
 
     fn adopt(&self) -> Result<Adoption, DatapathError> {
         let recovered = self.links.recover(&self.program)?;
-        let (adoption, known) = adopt::read(&self.maps, recovered.attached)?;
+        let (mut adoption, known) = adopt::read(&self.maps, recovered.attached)?;
+        adoption.identities = self
+            .registry
+            .identities()
+            .map_err(|errno| DatapathError::map("reading", pin::REGISTRY, errno))?;
         *self.known() = known;
         Ok(adoption)
     }

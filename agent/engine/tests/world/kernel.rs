@@ -398,6 +398,7 @@ impl Kernel {
                 .filter(|policy| policy.selected.length > 0)
                 .map(|policy| (policy.selected.base, self.range(policy.selected)))
                 .collect(),
+            identities: self.registry.clone(),
         }
     }
 

@@ -255,6 +255,7 @@ mod scripts {
         a_leftover_of_its_own_keeps_no_policy_from_passing
         a_loser_does_not_win_the_old_set_by_an_edit
         a_loser_without_room_for_its_set_may_say_conflict
+        a_member_whose_program_was_taken_away_serves_nobody_on
         a_policy_that_went_while_no_agent_ran_is_reported_no_more
         a_policy_without_consumers_wants_no_set
         a_producer_is_who_it_was_over_a_restart

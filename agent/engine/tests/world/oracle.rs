@@ -1083,7 +1083,7 @@ impl Oracle {
                     && wants.tokens.get(&backend.ifindex) == Some(&backend.token)
                     && judged.is_some_and(|judged| {
                         // Whose addresses were taken away is no producer any more, whoever it is.
-                        let usable = judged.attached && judged.reachable;
+                        let usable = judged.attached && !judged.doubted && judged.reachable;
                         usable && judged.uid != intent.consumer_uid && reached(judged)
                     })
             })

@@ -51,6 +51,8 @@ pub(crate) struct Judged {
     pub(crate) gate: Gate,
     pub(crate) right: Right,
     pub(crate) attached: bool,
+    /// An audit did not find the program there.
+    pub(crate) doubted: bool,
     /// Packets reach the workload: straight to its peer, or by its address.
     pub(crate) reachable: bool,
 }
@@ -274,6 +276,7 @@ fn judge(told: &Told) -> BTreeMap<ObjectName, Judged> {
                 gate: gate(told, attachment),
                 right,
                 attached: link.is_some_and(|link| told.attached.get(&link.ifindex) == Some(&link.mac)),
+                doubted: link.is_some_and(|link| told.doubted.contains(&link.ifindex)),
                 reachable: !attachment.addresses.is_empty()
                     || link.is_none_or(|link| link.kind == LinkKind::Veth { peer_elsewhere: true }),
             };

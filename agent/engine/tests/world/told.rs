@@ -66,6 +66,8 @@ pub(crate) struct Told {
     pub(crate) deleting: BTreeMap<(Ifindex, Token), Option<Mac>>,
     /// The same of devices that only an operation did not find: dead if they are not seen again.
     suspects: BTreeMap<Ifindex, (Device, Identity)>,
+    /// Identities of before this life whose devices nobody has told of.
+    unattended: BTreeMap<Ifindex, Identity>,
     /// The generation that an earlier life served, of each policy, by the hash of its uid.
     served_before: BTreeMap<UidHash, u64>,
     /// What an earlier life left anything on, and whose row has not been read.
@@ -125,6 +127,7 @@ impl Told {
             Event::Adopted(adoption) => {
                 self.adopted = true;
                 self.attached_before = adoption.attached.clone();
+                self.unattended = adoption.identities.clone();
                 self.left_behind = adoption.attached.clone();
                 self.left_behind.extend(adoption.rows.keys());
                 self.left_behind.extend(adoption.entries.keys());
@@ -138,10 +141,13 @@ impl Told {
             | Event::HooksChanged(_)
             | Event::HooksUnknown => {}
             Event::Audited(_, audited) => {
-                let missing = audited.differences.iter().filter_map(|difference| match difference {
-                    Difference::NoProgram { ifindex, .. } => Some(*ifindex),
-                    _ => None,
-                });
+                let missing = audited
+                    .differences
+                    .iter()
+                    .filter_map(|difference| match difference {
+                        Difference::NoProgram { ifindex, .. } => Some(*ifindex),
+                        _ => None,
+                    });
                 self.doubted.extend(missing);
             }
             Event::Objects(changes) => changes.iter().for_each(|change| self.object(change)),
@@ -151,6 +157,12 @@ impl Told {
             Event::Link(link) => self.link(link),
             Event::LinkGone(ifindex) => self.dies(*ifindex),
             Event::LinkDump(links) => {
+                // The first may be older than what it is compared with.
+                let unattended: Vec<Ifindex> = if self.dumped {
+                    self.unattended.keys().copied().collect()
+                } else {
+                    Vec::new()
+                };
                 self.dumped = true;
                 let there: BTreeSet<Ifindex> = links.iter().map(|link| link.ifindex).collect();
                 let gone: Vec<Ifindex> = self
@@ -166,6 +178,7 @@ impl Told {
                         self.suspects
                             .keys()
                             .copied()
+                            .chain(unattended)
                             .filter(|ifindex| !there.contains(ifindex)),
                     )
                     .collect();
@@ -342,6 +355,7 @@ impl Told {
         {
             self.dead.insert((ifindex, identity.token), named_by(&identity));
         }
+        self.unattended.remove(&ifindex);
         self.revive(ifindex, link.mac);
         match self.links.get(&ifindex) {
             // A rename is a new device too: whoever looks by name may meet another.
@@ -365,7 +379,8 @@ impl Told {
     fn dies(&mut self, ifindex: Ifindex) {
         let identity = self.identity(ifindex);
         let suspect = self.suspects.remove(&ifindex).map(|(_, identity)| identity);
-        let died = identity.or(suspect);
+        let unattended = self.unattended.remove(&ifindex);
+        let died = identity.or(suspect).or(unattended);
         self.dead
             .extend(died.map(|identity| ((ifindex, identity.token), named_by(&identity))));
         self.gone(ifindex);

@@ -1252,6 +1252,8 @@ impl World {
             // What only an audit finds, a restart finds too.
             // What a policy said before it could not be used any more dies with the agent.
             nothing: self.kernel.stripped().next().is_none()
+                // A new life deletes identities whose devices died unseen.
+                && self.kernel.registry.keys().all(|ifindex| self.kernel.devices.contains_key(ifindex))
                 && self
                     .oracle
                     .wants
