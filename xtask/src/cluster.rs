@@ -38,7 +38,8 @@ network is touched. It stays until `down`, which leaves nothing, also after an `
             $XDG_CACHE_HOME/holdfast (~/.cache/holdfast)
 
 Options:
-  --nodes N   so many nodes (default 2); each takes about 70 MB of memory, the rest about 900 MB
+  --nodes N   so many nodes (default 2); two take about 1.5 GB of memory, each further one about 100 MB. With more than
+              14 the machine's fs.inotify.max_user_instances must be above 128
   --no-setup  install nothing; for people who manage their machine themselves",
     run,
 };
