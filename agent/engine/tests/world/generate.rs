@@ -79,11 +79,11 @@ pub(crate) struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// With the setup of the world that it is for.
-    pub(crate) fn new(mut tape: Tape<'a>, wide: bool) -> (Self, Setup) {
+    pub(crate) fn new(mut tape: Tape<'a>) -> (Self, Setup) {
         let mut setup = Setup {
-            several_producers: tape.one_in(if wide { 2 } else { 5 }),
-            prefixes: wide && !tape.one_in(3),
-            audits: wide && tape.one_in(2),
+            several_producers: tape.one_in(2),
+            prefixes: !tape.one_in(3),
+            audits: tape.one_in(2),
             ..Setup::default()
         };
         if tape.one_in(10) {
@@ -94,7 +94,7 @@ impl<'a> Generator<'a> {
         let mood = Mood {
             faults: tape.one_in(2),
             crashes: tape.one_in(2),
-            hangs: wide && tape.one_in(6),
+            hangs: tape.one_in(6),
             prefixes: setup.prefixes,
             tampering: setup.audits && tape.one_in(2),
             contests: tape.one_in(4),

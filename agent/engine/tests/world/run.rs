@@ -15,8 +15,8 @@ pub(crate) struct Run {
 }
 
 /// A random run of so many steps, and then to rest and through a restart that must write nothing.
-pub(crate) fn random(tape: Tape<'_>, steps: u64, digest: bool, wide: bool) -> Run {
-    let (mut generator, setup) = Generator::new(tape, wide);
+pub(crate) fn random(tape: Tape<'_>, steps: u64, digest: bool) -> Run {
+    let (mut generator, setup) = Generator::new(tape);
     let mut world = World::new(setup);
     world.digest = digest.then_some(0);
     let mut actions = Vec::new();

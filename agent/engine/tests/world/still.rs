@@ -101,11 +101,7 @@ impl Oracle {
                             && (intent.keys.contains(&number) || intent.may_claim.contains(&number))
                     })
                 });
-                let unknown = self
-                    .wants
-                    .policies
-                    .values()
-                    .any(|policy| Some(policy.uid) == uid && policy.spec.is_none());
+                let unknown = uid.map_or_else(|| self.lost_its_slot(kernel), |uid| self.is_unknown(uid));
                 let troubled = uid.is_some_and(|uid| {
                     self.trouble.policies.contains(&uid) || self.trouble.pairs.contains(&(uid, *ifindex))
                 });
@@ -144,6 +140,16 @@ impl Oracle {
             .policies
             .values()
             .any(|policy| policy.uid == uid && policy.spec.is_none())
+    }
+
+    /// Whether somebody else took the slot of a policy away whose wishes nobody knows: it is left alone then, too.
+    fn lost_its_slot(&self, kernel: &Kernel) -> bool {
+        let mut unknown = self
+            .wants
+            .policies
+            .values()
+            .filter(|policy| policy.spec.is_none());
+        unknown.any(|policy| self.slot_of(policy.uid, kernel).is_none())
     }
 
     fn slot_of(&self, uid: u32, kernel: &Kernel) -> Option<SlotId> {
@@ -587,7 +593,10 @@ impl Oracle {
         // Whose wishes nobody knows is left alone, also where somebody else has emptied its selector.
         let kept = |backend: &Backend| {
             let owner = kernel.policies.get(&backend.policy);
-            owner.is_some_and(|owner| self.is_unknown(number_of_hash(owner.uid)))
+            owner.map_or_else(
+                || self.lost_its_slot(kernel),
+                |owner| self.is_unknown(number_of_hash(owner.uid)),
+            )
         };
         let left: Vec<_> = kernel
             .backends

@@ -120,6 +120,8 @@ pub(crate) struct World {
     source: VecDeque<SourceNews>,
     pokes: VecDeque<Ifindex>,
     asks: VecDeque<Ifindex>,
+    /// Devices of which answers to questions wait to be told.
+    answers: BTreeSet<Ifindex>,
     /// A dump of all devices is to be compared with what was told.
     checking: bool,
     workers: [Worker; 4],
@@ -216,6 +218,7 @@ impl World {
             source: VecDeque::new(),
             pokes: VecDeque::new(),
             asks: VecDeque::new(),
+            answers: BTreeSet::new(),
             checking: false,
             workers: Default::default(),
             oracle,
@@ -396,6 +399,9 @@ impl World {
             LinkNews::Dump(_) => true,
             LinkNews::Locals(_) | LinkNews::Drifted(_) | LinkNews::Hooks(_) => false,
         });
+        if let Some(ifindex) = ifindex.filter(|_| !newer) {
+            self.answers.remove(&ifindex);
+        }
         if skip && newer && ifindex.is_some() {
             return Ok(());
         }
@@ -484,6 +490,7 @@ impl World {
         };
         self.oracle.coverage.end(OpKind::AskLink, end);
         self.links.push_back(news);
+        self.answers.insert(ifindex);
         Ok(())
     }
 
@@ -704,6 +711,7 @@ impl World {
         self.source.clear();
         self.pokes.clear();
         self.asks.clear();
+        self.answers.clear();
         self.checking = false;
         self.workers = Default::default();
         let adoption = self.kernel.adopt();
@@ -815,6 +823,7 @@ impl World {
         self.source.clear();
         self.pokes.clear();
         self.asks.clear();
+        self.answers.clear();
         self.checking = false;
         self.workers = Default::default();
         self.oracle.flights.clear();
@@ -1648,8 +1657,10 @@ impl World {
             }
             Action::HooksUnknown if self.engine.is_some() => self.links.push_back(LinkNews::Hooks(None)),
             Action::LoseLink => {
+                // An answer to a question is not lost.
                 if let Some(LinkNews::Present(Link { ifindex, .. }) | LinkNews::Gone(ifindex)) =
                     self.links.front()
+                    && !self.answers.contains(ifindex)
                 {
                     self.oracle.trouble.devices.insert(*ifindex);
                     self.oracle.tampered.devices.insert(*ifindex);
