@@ -337,9 +337,16 @@ fn what_cannot_be_used_is_said_with_its_generation() -> anyhow::Result<()> {
         let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
         let spec = newer.pointer_mut(spec).context("no schema")?;
         spec["x-kubernetes-preserve-unknown-fields"] = true.into();
+        // A watch that was begun before shows objects as the older definition has them.
+        lab.node.end_agent(Signal::TERM)?;
         api.kubectl().feed(&["replace", "-f", "-"], &newer.to_string())?;
-        until(SEEN, "an agent that does not know it says so", || {
+        until(SEEN, "the definition is in force", || {
             patch(api, DNS, &json!({"spec": {"teleport": "yes"}}))?;
+            let object = get(api, &["routepolicy", DNS, "-n", NAMESPACE])?;
+            Ok((object["spec"]["teleport"] == "yes").then_some(()))
+        })?;
+        lab.node.start_agent()?;
+        until(SEEN, "an agent that does not know it says so", || {
             let said = said(api)?;
             let found = said.get(&uid).filter(|said| said["state"] == "Failed");
             Ok(found.filter(|said| said["reason"] == "Unsupported").map(drop))

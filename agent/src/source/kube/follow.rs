@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a start waits at most before it asks for anything, when a saved set serves: nodes often start together.
 const START_TOGETHER: Duration = Duration::from_secs(1);
+/// So often an API server may refuse to say who we are before its objects are believed all the same.
+const MAX_REFUSALS: u32 = 5;
 /// News that wait; who finds no place waits too.
 const QUEUE: usize = 256;
 /// News that are taken in at once.
@@ -227,6 +229,7 @@ impl Follower {
     async fn identify(&mut self, delay: Duration) -> Result<(), Closed> {
         let mut backoff = Backoff::default();
         let mut wait = delay;
+        let mut refusals = 0;
         loop {
             tokio::select! {
                 () = self.news.closed() => return Err(Closed),
@@ -250,8 +253,15 @@ impl Follower {
                     }
                 },
                 // An API server that does not say it shows objects all the same.
-                Err(failure) if failure.code().is_some_and(|code| (403..=405).contains(&code)) => break,
+                Err(failure) if matches!(failure.code(), Some(404 | 405)) => break,
                 Err(failure) => {
+                    // It also forbids what it allows while it starts.
+                    if failure.code() == Some(403) {
+                        refusals += 1;
+                    }
+                    if refusals > MAX_REFUSALS {
+                        break;
+                    }
                     self.rounds.error();
                     self.say(None, &failure);
                     backoff.next(failure.retry_after)

@@ -698,6 +698,23 @@ async fn a_token_of_another_node_shows_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_api_server_that_starts_is_asked_again_who_we_are() {
+    let mock = usual();
+    mock.bind("edge-2");
+    mock.plan("POST", "selfsubjectreviews", 3, Fault::Status(403));
+    let rig = Rig::new(mock);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    rig.known(|known| assert_eq!(known.changes, 0));
+    assert!(rig.mock.asked("GET", "").is_empty());
+    // One that never says it is believed in the end.
+    let mock = usual();
+    mock.plan("POST", "selfsubjectreviews", 1_000, Fault::Status(403));
+    let rig = Rig::new(mock);
+    rig.until("complete", Duration::from_secs(60), |known| known.complete)
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_namespace_is_followed_for_a_while_after_its_last_attachment() {
     let rig = Rig::new(usual());
     rig.complete().await;
