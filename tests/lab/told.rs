@@ -102,6 +102,13 @@ impl Metrics {
         self.0.len()
     }
 
+    /// How many series have this label.
+    #[must_use]
+    pub fn with(&self, label: &str, value: &str) -> usize {
+        let label = format!("{label}=\"{value}\"");
+        self.0.keys().filter(|series| series.contains(&label)).count()
+    }
+
     /// Intents held for this reason.
     #[must_use]
     pub fn held(&self, reason: &str) -> u64 {
