@@ -13,6 +13,7 @@ mod bpf;
 mod cache;
 mod cluster;
 mod codegen;
+mod coverage;
 mod demo;
 mod elf;
 mod fuzz;
@@ -48,6 +49,7 @@ const COMMANDS: &[Command] = &[
     test::LINT,
     codegen::COMMAND,
     mutants::COMMAND,
+    coverage::COMMAND,
     fuzz::COMMAND,
     bench::COMMAND,
     image::COMMAND,

@@ -35,13 +35,14 @@ pub(crate) const LLVM_PACKAGES: [&str; 5] = [
 ];
 /// A compiler with the sources of its library. In Debian 12 from bookworm-security.
 const RUST_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
-/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer, of systemd the judge of
-/// units is called, and `strace` refuses what a unit forbids.
-const TEST_PACKAGES: [&str; 8] = [
+/// What the tests and the demo call; `nft` is what `bench` measures beside, `g++` builds libFuzzer, llvm-22 reads coverage
+/// as rustc's own LLVM writes it, of systemd the judge of units is called, and `strace` refuses what a unit forbids.
+const TEST_PACKAGES: [&str; 9] = [
     "bind9-dnsutils",
     "dnsmasq-base",
     "g++",
     "iproute2",
+    "llvm-22",
     "nftables",
     "procps",
     "strace",

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::args::Args;
 use crate::cache::BuildDir;
-use crate::{bpf, cluster, fuzz, setup, tools};
+use crate::{bpf, cluster, coverage, fuzz, mutants, setup, tools};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
@@ -25,7 +25,8 @@ wherever this machine could have run them.
 
 The model world of the engine runs 800,000 steps, of the same seeds each time, and with --quick 30,000 of them.
 
-When all have run, so do the fuzz targets, for a minute in all (`cargo xtask fuzz`).
+When all have run, so do a quarter of the engine's mutants, another one at each revision (`cargo xtask mutants`), its
+coverage (`cargo xtask coverage`), and the fuzz targets, for a minute in all (`cargo xtask fuzz`).
 
   SUITE        only these suites (see --list)
   --list       name the suites and stop
@@ -115,27 +116,38 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
             broken.push(suite.name.clone());
         }
     }
-    let cases_ok = if whole && !quick {
-        steps.step("cases", || Ok(show_cases(&build)? == ExitCode::SUCCESS))?
-    } else {
-        true
-    };
-
-    let fuzz_ok = if whole && !quick {
-        steps.step("fuzz", || fuzz::all(&build))?
-    } else {
-        true
-    };
+    let mut faults = Vec::new();
+    if whole && !quick {
+        type Check = fn(&BuildDir) -> anyhow::Result<bool>;
+        let checks: [(&str, &str, Check); 4] = [
+            (
+                "cases",
+                "tests/cases.toml names a case without a test that passes for it",
+                |build| Ok(show_cases(build)? == ExitCode::SUCCESS),
+            ),
+            (
+                "mutants",
+                "the engine can be broken and no test that names the rule notices",
+                mutants::a_quarter,
+            ),
+            ("coverage", "too much of the engine is run by no test", |build| {
+                coverage::measure(build, false)
+            }),
+            ("fuzz", "an input breaks what should take any", fuzz::all),
+        ];
+        for (name, fault, check) in checks {
+            if !steps.step(name, || check(&build))? {
+                faults.push(fault);
+            }
+        }
+    }
 
     steps.print();
     if !broken.is_empty() {
         println!("failed suites: {}", broken.join(", "));
     }
-    if !cases_ok {
-        println!("tests/cases.toml names a case without a test that passes for it");
-    }
-    if !fuzz_ok {
-        println!("an input breaks what should take any");
+    for fault in &faults {
+        println!("{fault}");
     }
     // A suite that died before its closing line has failed, whatever it had counted.
     tally.failed = tally.failed.max(broken.len() as u64);
@@ -143,7 +155,7 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         "{} passed, {} failed, {} skipped",
         tally.passed, tally.failed, tally.skipped
     );
-    Ok(if broken.is_empty() && cases_ok && fuzz_ok {
+    Ok(if broken.is_empty() && faults.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
