@@ -1,4 +1,4 @@
-//! `docs/json.md` names every field of what commands say as JSON.
+//! `agent/JSON.md` names every field of what commands say as JSON.
 
 use std::path::Path;
 

@@ -30,7 +30,7 @@ pub fn files() -> anyhow::Result<Vec<Generated>> {
             text: metrics::document(),
         },
         Generated {
-            path: "docs/json.md".to_owned(),
+            path: "agent/JSON.md".to_owned(),
             text: fields::document(),
         },
         Generated {

@@ -1,4 +1,4 @@
-//! The fields of what the commands say with `-o json`: `docs/json.md` is written from the types that say it.
+//! The fields of what the commands say with `-o json`: `agent/JSON.md` is written from the types that say it.
 
 use std::fmt::Write as _;
 
