@@ -13,7 +13,7 @@ use holdfast_engine::model::Uid;
 use holdfast_tests::kubernetes::{ApiServer, Kubectl, api_server};
 use holdfast_tests::node::agent_binary;
 use holdfast_tests::process::{Log, Running};
-use holdfast_tests::{told, until};
+use holdfast_tests::{throughout, told, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -624,16 +624,30 @@ fn f51_definitions_that_go_are_said_once_and_come_back() -> anyhow::Result<()> {
     apply(stage.kubectl(), vec![policy("dns", "10.96.0.10", &json!({}))])?;
     stage.ack("n1", &["dns"], None)?;
     stage.until_programmed("dns", ("True", "Programmed", 1), SOON)?;
-    stage.kubectl().run(&[
-        "delete",
-        "crd",
-        "routepolicies.holdfast.dev",
-        "nodereports.holdfast.dev",
-    ])?;
     let warned = "cannot be watched";
-    until(Duration::from_secs(40), "it is said", || {
-        Ok((controller.count(warned) >= 2).then_some(()))
-    })?;
+    let said = |times| {
+        until(
+            Duration::from_secs(40),
+            format!("it is said {times} times"),
+            || Ok((controller.count(warned) >= times).then_some(())),
+        )
+    };
+    stage
+        .kubectl()
+        .run(&["delete", "crd", "nodereports.holdfast.dev"])?;
+    said(1)?;
+    throughout(
+        Duration::from_secs(5),
+        "reports that went with their definition are not withdrawn",
+        || {
+            std::thread::sleep(BETWEEN);
+            Ok(stage.programmed("dns")?.0 == "True")
+        },
+    )?;
+    stage
+        .kubectl()
+        .run(&["delete", "crd", "routepolicies.holdfast.dev"])?;
+    said(2)?;
     std::thread::sleep(Duration::from_secs(10));
     ensure!(
         controller.count(warned) == 2,

@@ -23,19 +23,24 @@ const COORDINATION: &str = "coordination.k8s.io/v1";
 /// Policies, of one namespace or of all.
 #[must_use]
 pub fn policies(namespace: Option<&str>) -> Collection {
-    Collection::new(API_VERSION, namespace, "routepolicies")
+    defined(namespace, "routepolicies")
 }
 
 /// Attachments, of one namespace or of all.
 #[must_use]
 pub fn attachments(namespace: Option<&str>) -> Collection {
-    Collection::new(API_VERSION, namespace, "attachments")
+    defined(namespace, "attachments")
 }
 
 /// Reports of nodes.
 #[must_use]
 pub fn reports() -> Collection {
-    Collection::new(API_VERSION, None, "nodereports")
+    defined(None, "nodereports")
+}
+
+/// What goes while its definition is being deleted is not believed to be gone.
+fn defined(namespace: Option<&str>, plural: &str) -> Collection {
+    Collection::new(API_VERSION, namespace, plural).with_definition(API_VERSION, plural)
 }
 
 /// Nodes, of which nothing but their existence is of interest.
