@@ -956,7 +956,8 @@ pub struct Adoption {
     /// Slots that a selector leads to: content of each selected range, by its base.
     pub slots: BTreeMap<u32, Vec<BackendId>>,
     /// Rows of the registry.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    // A journal is not self-describing: nothing in it may be left out when it is empty.
+    #[serde(default)]
     pub identities: BTreeMap<Ifindex, Identity>,
 }
 
