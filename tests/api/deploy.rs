@@ -164,11 +164,7 @@ pub(crate) fn the_base_says_what_it_must() -> anyhow::Result<()> {
         "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
     });
     says("rights", &container["securityContext"], context)?;
-    says(
-        "command",
-        &container["command"],
-        json!(["holdfast", "controller"]),
-    )
+    knows_its_variables(container, "controller")
 }
 
 /// Every variable is one that the command knows, and its value one that it takes.

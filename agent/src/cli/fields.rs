@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::attachment::{ListedJson, RegisteredJson, UnregisteredJson};
 use super::down::{Down, DownWhy};
+use super::wait::WaitedInCluster;
 use crate::preflight;
 use crate::serve::diff::Diff;
 use crate::serve::why::Why;
@@ -150,6 +151,7 @@ pub fn document() -> String {
         ("`holdfast why`", of::<Why>()),
         ("`holdfast why` while no agent runs", of::<DownWhy>()),
         ("`holdfast wait`", of::<Waited>()),
+        ("`holdfast wait` at an API server", of::<WaitedInCluster>()),
         ("`holdfast diff`", of::<Diff>()),
         ("`holdfast preflight`", of::<Vec<preflight::Check>>()),
         ("`holdfast attachment register`", of::<RegisteredJson<'static>>()),

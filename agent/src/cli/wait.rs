@@ -8,6 +8,8 @@ use std::time::Duration;
 use holdfast_engine::model::ObjectName;
 use hyper::StatusCode;
 
+pub(super) use cluster::Found as WaitedInCluster;
+
 use super::client::{Client, ClientError, block_on};
 use super::output::{self, Format, FormatArgs};
 use super::{Answer, status};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::model::ObjectName;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -30,9 +31,9 @@ use crate::report::Stamps;
 use crate::serve::wire::Goal;
 
 /// What was found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct Found {
+pub(in crate::cli) struct Found {
     /// Whether it came true in time.
     met: bool,
     /// Each policy that was looked at, as it is.
@@ -43,10 +44,12 @@ struct Found {
 }
 
 /// A policy, or what it is at one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct State {
+pub(in crate::cli) struct State {
+    /// Its namespace.
     namespace: String,
+    /// Its name.
     name: String,
     /// Generation of the policy.
     generation: u64,
@@ -56,9 +59,12 @@ struct State {
     /// The node, when one attachment was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<String>,
+    /// `Programmed`, `Held`, `Failed`, `Pending`, `Unknown` or `NoConsumers`.
     state: String,
+    /// Why.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// The same for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
