@@ -232,6 +232,7 @@ mod scripts {
     scripts! {
         a_backend_that_could_not_be_freed_is_freed_later
         a_backend_that_drained_is_not_written_again
+        a_backend_serves_its_own_policy_alone
         a_backend_that_is_being_written_is_freed_after_the_answer
         a_claim_stays_with_its_loser_while_the_winner_has_no_slot
         a_closed_claim_that_did_not_fit_is_tried_again

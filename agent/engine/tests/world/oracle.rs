@@ -678,11 +678,10 @@ impl Oracle {
         if !self.tampered.is_empty() {
             return Ok(());
         }
-        let in_use = |id: &BackendId| {
-            kernel
-                .policies
-                .values()
-                .any(|policy| kernel.members(policy.selected).contains(id))
+        // A backend serves its own policy alone, whoever's slots have its number.
+        let in_use = |id: &BackendId, backend: &Backend| {
+            let policy = kernel.policies.get(&backend.policy);
+            policy.is_some_and(|policy| kernel.members(policy.selected).contains(id))
         };
         match op {
             Op::WriteBackends { backends } => {
@@ -694,7 +693,7 @@ impl Oracle {
                         .as_ref()
                         .is_some_and(|backend| is_same_producer(backend, there));
                     ensure!(
-                        same || !in_use(id),
+                        same || !in_use(id, there),
                         BESIDE,
                         "backend {id} {there:?} is in use and becomes {backend:?}"
                     );
