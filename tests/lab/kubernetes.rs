@@ -1,9 +1,17 @@
-//! A real API server, or a whole cluster, for a test; see the crate `holdfast-cluster`.
+//! A real API server, or a whole cluster, for a test; see the crate `holdfast-cluster`. And Holdfast on it, with workloads as
+//! pods, and what is said of a policy.
+
+mod installation;
+mod pod;
+mod status;
 
 use std::path::{Path, PathBuf};
 
 use holdfast_cluster::Lacking;
 pub use holdfast_cluster::{ApiServer, Cluster, Content, Image, Kubectl, Options, Process};
+pub use installation::{Installation, NAMESPACE, OVERLAY, PARTS, SYSTEM};
+pub use pod::{Pod, Workload};
+pub use status::{Condition, Laggard, Metadata, Nodes, Policy, Recorder, Seen, Status};
 
 use crate::{Reason, skip};
 

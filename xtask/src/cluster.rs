@@ -45,7 +45,7 @@ Options:
 };
 
 /// The cluster of people. Those of tests have names of their own, beside it.
-const NAME: &str = "hfk";
+pub(crate) const NAME: &str = "hfk";
 
 fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let Some(word) = args.subcommand() else {

@@ -1,26 +1,22 @@
 //! One story on a real cluster: what a policy goes through from its first hold to its end, with agents and controller
 //! as the pods that `deploy/` makes, workloads as pods behind the real bridge plugin, and packets as the judge.
 
-mod ground;
-mod pod;
-mod status;
-
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use holdfast_tests::kubernetes::Process;
+use holdfast_tests::kubernetes::{
+    Installation, NAMESPACE, Options, Pod, Process, Recorder, SYSTEM, Workload, agent_image, cluster,
+};
 use holdfast_tests::traffic::{Flow, Producer, ask};
 use holdfast_tests::{say, throughout, until};
-
-use ground::{Ground, NAMESPACE, SYSTEM};
-use pod::{Pod, Workload};
-use status::Recorder;
 
 holdfast_tests::suite! {
     needs [Agent, ApiServer];
     a_policy_from_its_first_hold_to_its_end,
+    the_demo_goes_as_it_is_told,
 }
 
 /// What the control plane may take for a change, on a machine that does much else. What is measured is said.
@@ -89,14 +85,18 @@ fn service(address: &str) -> anyhow::Result<SocketAddr> {
 
 /// Everything that the chapters share.
 struct Story {
-    ground: Ground,
+    ground: Installation,
     policies: Recorder,
     pods: BTreeMap<&'static str, Pod>,
     producers: BTreeMap<&'static str, Producer>,
 }
 
 fn a_policy_from_its_first_hold_to_its_end() -> anyhow::Result<()> {
-    let ground = Ground::new()?;
+    let ground = Installation::of(cluster(&Options::default())?)?;
+    let folder = scratch()?;
+    ground
+        .install(&agent_image(folder.path())?)
+        .context("Holdfast is not installed")?;
     let policies = Recorder::start(ground.kubectl(), NAMESPACE, "dns")?;
     let mut story = Story {
         ground,
@@ -129,6 +129,50 @@ fn a_policy_from_its_first_hold_to_its_end() -> anyhow::Result<()> {
         "containers of ours were started again"
     );
     story.ground.down()
+}
+
+/// What `cargo xtask demo --cluster` runs when all is built.
+fn the_demo_goes_as_it_is_told() -> anyhow::Result<()> {
+    let folder = scratch()?;
+    let image = agent_image(folder.path())?;
+    let said = Command::new(env!("CARGO_BIN_EXE_demo"))
+        .arg("cluster")
+        .arg(&image)
+        .output()?;
+    let told = String::from_utf8_lossy(&said.stdout);
+    ensure!(
+        said.status.success(),
+        "{told}{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    // Its checks may be wrong themselves: what a reader must have seen.
+    let mut rest = &told[..];
+    for line in [
+        "$ kubectl apply -k deploy/kustomize/overlays/dev",
+        "  dns    True       False        0/1     1",
+        "InterfaceMissing",
+        "IdentityMissing",
+        "edge-a$ holdfast attachment register --interface hfweb-0 --identity web-0-i1",
+        "routepolicy.holdfast.dev/dns condition met",
+        "  dns    True       True         1/1     0",
+        "InterfaceMissing",
+        "edge-a$ holdfast attachment register --interface hfweb-0 --identity web-0-i2",
+        "routepolicy.holdfast.dev/dns condition met",
+        ", 0 without an answer",
+        "$ kubectl get nodereport edge-a.r",
+    ] {
+        let found = rest.find(line);
+        let found = found.with_context(|| format!("`{line}` is not told, or not in its place:\n{told}"))?;
+        rest = &rest[found + line.len()..];
+    }
+    Ok(())
+}
+
+/// A folder for an image, which nodes can read.
+fn scratch() -> anyhow::Result<tempfile::TempDir> {
+    Ok(tempfile::Builder::new()
+        .prefix("hf-e2e-")
+        .tempdir_in("/var/tmp")?)
 }
 
 impl Story {
@@ -429,7 +473,7 @@ impl Story {
 
     fn api_away(&mut self) -> anyhow::Result<()> {
         let before = self.policies.last().context("no policy")?;
-        let writes = |ground: &Ground| -> anyhow::Result<u64> {
+        let writes = |ground: &Installation| -> anyhow::Result<u64> {
             let mut sum = 0;
             for node in [EDGE_A, EDGE_B] {
                 sum += ground.metrics(node)?.count("holdfast_map_writes_total", &[]);

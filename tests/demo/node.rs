@@ -1,10 +1,6 @@
-//! `cargo xtask demo`: the real agent on the real kernel, step by step, in words for somebody who sees it first.
-//!
-//! Every step is checked like a test: if one does not come about, the demo says so and fails.
-#![allow(clippy::print_stdout, reason = "this is a story that is told")]
+//! The story on one node, a network namespace.
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -17,6 +13,8 @@ use holdfast_tests::workload::Link;
 use holdfast_tests::{Node, Reason, Workload, floor, until};
 use rustix::process::Signal;
 
+use crate::telling::{Telling, indent, say};
+
 /// The policy of the story.
 const POLICY: &str = "dns";
 /// How many packets a second keep flowing while things happen.
@@ -24,17 +22,11 @@ const RATE: u64 = 2_000;
 /// How long an instance is away between delete and recreate.
 const AWAY: Duration = Duration::from_millis(200);
 
-fn main() -> ExitCode {
-    match Story::begin().and_then(Story::tell) {
-        Ok(()) => {
-            println!("\nThat is the main job. Everything that was made for this is gone again.");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("\nThe demo did not go as it should: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+/// Tells it, and leaves nothing behind.
+pub(crate) fn tell() -> anyhow::Result<()> {
+    Story::begin().and_then(Story::tell)?;
+    println!("\nThat is the main job. Everything that was made for this is gone again.");
+    Ok(())
 }
 
 /// Who is on stage.
@@ -47,7 +39,7 @@ struct Story {
     dns: Workload,
     dns_too: Workload,
     dns_next: Workload,
-    step: u32,
+    telling: Telling,
 }
 
 impl Story {
@@ -64,7 +56,7 @@ impl Story {
             dns: producer("dns", 21, "dns"),
             dns_too: producer("dns-too", 23, "dns"),
             dns_next: producer("dns-next", 22, "dns-next"),
-            step: 0,
+            telling: Telling::default(),
         })
     }
 
@@ -93,7 +85,7 @@ later. The producer `dns` can serve it now, `dns-too` and `dns-next` later. A po
     }
 
     fn neighbours_are_served(&mut self) -> anyhow::Result<()> {
-        self.title(
+        self.telling.title(
             "The node starts. `shop`, `dns` and `dns-next` are there; `web` is not, but its objects are.",
         );
         for workload in [&self.web, &self.shop, &self.dns, &self.dns_next] {
@@ -112,24 +104,25 @@ later. The producer `dns` can serve it now, `dns-too` and `dns-next` later. A po
 
     fn policy_before_interface(&mut self) -> anyhow::Result<()> {
         self.wait_for("Held(InterfaceMissing)")?;
-        self.say("\
+        say("\
 `web` has a policy but no interface. That is not an error, and it is not a success either: it is HELD, with a reason. Its
 neighbour `shop` does not wait for it.");
         self.status()
     }
 
     fn interface_before_identity(&mut self) -> anyhow::Result<()> {
-        self.title("The interface of `web` comes up.");
+        self.telling.title("The interface of `web` comes up.");
         self.web.create(&mut self.node)?;
         self.wait_for("Held(IdentityMissing)")?;
-        self.say("\
+        say("\
 An interface is only a name. Nobody has said yet which incarnation of `web` stands behind it, so it stays held; what it sends
 to the claimed address is dropped and counted, and does not leak to the default route.");
         self.status()
     }
 
     fn identity_is_registered(&mut self) -> anyhow::Result<()> {
-        self.title("The CNI registers the identity: `holdfast attachment register --interface hfweb`.");
+        self.telling
+            .title("The CNI registers the identity: `holdfast attachment register --interface hfweb`.");
         let _producer = self.serve(1, 0)?;
         let before = self.ready_to_programmed()?;
         self.web.register(&self.node)?;
@@ -138,7 +131,7 @@ to the claimed address is dropped and counted, and does not leak to the default 
         let after = self.ready_to_programmed()?;
         let microseconds = (after.1 - before.1) / (after.0 - before.0) * 1e6;
         let bare = floor::event_to_write()?.as_secs_f64() * 1e6;
-        self.say(&format!(
+        say(&format!(
             "\
 PROGRAMMED, {microseconds:.0} us after it was ready (the bare floor on this machine, right now: {bare:.0} us from a netlink event to one
 map write). Before that write the kernel ran the very program that this interface holds on a synthetic packet, and it gave
@@ -149,7 +142,8 @@ the right verdict. The first question after the command returned was answered by
     }
 
     fn redeployed_under_its_own_name(&mut self) -> anyhow::Result<()> {
-        self.title("`web` is deleted and recreated under its own name, while `shop` keeps asking.");
+        self.telling
+            .title("`web` is deleted and recreated under its own name, while `shop` keeps asking.");
         let producer = self.serve(1, 0)?;
         let flow = self.flow(&self.shop, &producer)?;
         flow.flows(100, EVENT_BUDGET)?;
@@ -176,7 +170,8 @@ the right verdict. The first question after the command returned was answered by
     }
 
     fn second_producer_comes_and_first_goes(&mut self) -> anyhow::Result<()> {
-        self.title("A second producer comes, `dns-too` with the same labels as `dns`; then `dns` goes.");
+        self.telling
+            .title("A second producer comes, `dns-too` with the same labels as `dns`; then `dns` goes.");
         let first = self.serve(1, 0)?;
         let early = self.flow(&self.shop, &first)?;
         early.flows(100, EVENT_BUDGET)?;
@@ -209,7 +204,8 @@ the right verdict. The first question after the command returned was answered by
     }
 
     fn virtual_machine_asks(&mut self) -> anyhow::Result<()> {
-        self.title("A virtual machine comes: `vm`, behind a tap instead of a veth.");
+        self.telling
+            .title("A virtual machine comes: `vm`, behind a tap instead of a veth.");
         self.node.put_attachment(&self.vm.attachment())?;
         match self.vm.create(&mut self.node) {
             Err(error) if error.is::<Reason>() => {
@@ -224,7 +220,7 @@ the right verdict. The first question after the command returned was answered by
         self.wait_for("Programmed")?;
         let by_udp = self.ask_once(&self.vm)?;
         let by_tcp = ask_tcp(self.vm.space()?, self.service.v6(), PATIENCE)?;
-        self.say(&format!(
+        say(&format!(
             "\
 Held like any other until its identity is registered. What it sends never sees a bridge or a route: answered by producer
 {by_udp} (UDP, IPv4) and {by_tcp} (TCP, IPv6). The answers find it by its address: a tap has no other end to hand them to."
@@ -233,7 +229,8 @@ Held like any other until its identity is registered. What it sends never sees a
     }
 
     fn producer_is_switched(&mut self) -> anyhow::Result<()> {
-        self.title("The policy is edited: `dns-next` shall serve instead.");
+        self.telling
+            .title("The policy is edited: `dns-next` shall serve instead.");
         let old = Producer::serve(self.dns_too.space()?, 3, &self.service.both())?;
         let new = self.serve(2, 1)?;
         let before = self.generation()?;
@@ -250,7 +247,7 @@ Held like any other until its identity is registered. What it sends never sees a
             answered == new.id(),
             "producer {answered} answers, not the new one"
         );
-        self.say(&format!(
+        say(&format!(
             "\
 The new set was written beside the old one, proven, and switched by one write. A question that is asked once the report says
 generation {} is answered by producer {answered}. (Established conversations may finish at the old one, for `switchover.drain`.)",
@@ -261,7 +258,8 @@ generation {} is answered by producer {answered}. (Established conversations may
     }
 
     fn agent_is_killed(&mut self) -> anyhow::Result<()> {
-        self.title("The agent is killed (SIGKILL) and started again, while `shop` keeps asking.");
+        self.telling
+            .title("The agent is killed (SIGKILL) and started again, while `shop` keeps asking.");
         let producer = self.serve(2, 1)?;
         let flow = self.flow(&self.shop, &producer)?;
         flow.flows(100, EVENT_BUDGET)?;
@@ -282,7 +280,8 @@ generation {} is answered by producer {answered}. (Established conversations may
     }
 
     fn what_it_tells(&mut self) -> anyhow::Result<()> {
-        self.title("What a control plane and an operator read: `report.yaml` and /metrics.");
+        self.telling
+            .title("What a control plane and an operator read: `report.yaml` and /metrics.");
         let report = std::fs::read_to_string(self.node.report_path()?).context("report.yaml")?;
         println!("{}", indent(&report));
         let scrape = self.node.get("/metrics")?.body;
@@ -302,16 +301,6 @@ generation {} is answered by producer {answered}. (Established conversations may
     }
 
     // --- how it is told --------------------------------------------------------------------------------------
-
-    fn title(&mut self, text: &str) {
-        self.step += 1;
-        println!("\n{}. {text}", self.step);
-    }
-
-    #[expect(clippy::unused_self, reason = "reads as what it is: the story says something")]
-    fn say(&self, text: &str) {
-        println!("{}", indent(text));
-    }
 
     /// What `holdfast status` says now.
     fn status(&self) -> anyhow::Result<()> {
@@ -417,13 +406,4 @@ generation {} is answered by producer {answered}. (Established conversations may
 /// Time that passes in the story itself: an instance that is redeployed is away for a while.
 fn pause(length: Duration) {
     std::thread::sleep(length);
-}
-
-fn indent(text: &str) -> String {
-    text.trim_end()
-        .lines()
-        .map(|line| format!("  {line}\n"))
-        .collect::<String>()
-        .trim_end()
-        .to_owned()
 }

@@ -4,35 +4,37 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use holdfast_tests::rtnl::Rtnl;
-use holdfast_tests::traffic::Producer;
-use holdfast_tests::{Space, until};
 use serde_json::Value;
 
-use crate::ground::{Ground, NAMESPACE};
+use super::installation::{Installation, NAMESPACE};
+use crate::rtnl::Rtnl;
+use crate::traffic::Producer;
+use crate::{Space, until};
 
 /// Pods start within this, on a machine that does much else.
-pub(crate) const STARTED: Duration = Duration::from_secs(60);
+const STARTED: Duration = Duration::from_secs(60);
 
 /// What a workload shall be: one incarnation after another under one name.
 #[derive(Clone, Debug)]
-pub(crate) struct Workload {
+pub struct Workload {
     /// Name of the pod and of its attachment.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Where it runs.
-    pub(crate) node: &'static str,
+    pub node: &'static str,
     /// What policies select it by.
-    pub(crate) app: &'static str,
+    pub app: &'static str,
 }
 
 impl Workload {
     /// Its host-side interface.
-    pub(crate) fn interface(&self) -> String {
+    #[must_use]
+    pub fn interface(&self) -> String {
         format!("hf{}", self.name)
     }
 
     /// The attachment of this incarnation.
-    pub(crate) fn attachment(&self, incarnation: &str, address: Option<IpAddr>) -> String {
+    #[must_use]
+    pub fn attachment(&self, incarnation: &str, address: Option<IpAddr>) -> String {
         let (Self { name, node, app }, interface) = (self, self.interface());
         let addresses = address.map(|address| address.to_string()).unwrap_or_default();
         format!(
@@ -42,19 +44,41 @@ impl Workload {
         )
     }
 
-    /// Makes the pod and waits until it runs. Nobody has registered it yet.
-    pub(crate) fn create(&self, ground: &Ground) -> anyhow::Result<Pod> {
+    /// Its pod.
+    #[must_use]
+    pub fn manifest(&self) -> String {
         let Self { name, node, .. } = self;
-        let kubectl = ground.kubectl();
-        kubectl.feed(
-            &["apply", "-f", "-"],
-            &format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{namespace: {NAMESPACE}, name: {name}}}\n\
-                 spec:\n  nodeName: {node}\n  terminationGracePeriodSeconds: 0\n  automountServiceAccountToken: false\n  \
-                 tolerations: [{{operator: Exists}}]\n  \
-                 containers: [{{name: pause, image: \"localhost/pause:1\", imagePullPolicy: Never}}]\n"
-            ),
-        )?;
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{namespace: {NAMESPACE}, name: {name}}}\n\
+             spec:\n  nodeName: {node}\n  terminationGracePeriodSeconds: 0\n  automountServiceAccountToken: false\n  \
+             tolerations: [{{operator: Exists}}]\n  \
+             containers: [{{name: pause, image: \"localhost/pause:1\", imagePullPolicy: Never}}]\n"
+        )
+    }
+
+    /// What registers this incarnation of it on its node.
+    #[must_use]
+    pub fn registration(&self, incarnation: &str) -> String {
+        let interface = self.interface();
+        format!("attachment register --interface {interface} --identity {incarnation}")
+    }
+
+    /// Makes the pod and waits until it runs. Nobody has registered it yet.
+    ///
+    /// # Errors
+    /// When it does not run in time.
+    pub fn create(&self, installation: &Installation) -> anyhow::Result<Pod> {
+        installation.apply(&self.manifest())?;
+        self.running(installation)
+    }
+
+    /// Waits until the pod that was made runs, and gives its interface the name that the attachment has.
+    ///
+    /// # Errors
+    /// When it does not run in time.
+    pub fn running(&self, installation: &Installation) -> anyhow::Result<Pod> {
+        let Self { name, node, .. } = self;
+        let kubectl = installation.kubectl();
         let address = until(STARTED, format!("{name} runs"), || {
             let said = kubectl.run(&["get", "pod", name, "--namespace", NAMESPACE, "-o", "json"])?;
             let pod: Value = serde_json::from_str(&said)?;
@@ -64,19 +88,22 @@ impl Workload {
                 .filter(|_| running)
                 .map(str::to_owned))
         })?;
-        let space = Space::of_file(&ground.cluster().pod_network(node, NAMESPACE, name)?)?;
+        let space = Space::of_file(&installation.cluster().pod_network(node, NAMESPACE, name)?)?;
         let pod = Pod {
             workload: self.clone(),
             address: address.parse()?,
             space,
         };
-        pod.name_interface(ground)?;
+        pod.name_interface(installation)?;
         Ok(pod)
     }
 
     /// Deletes the pod and waits until it is gone, with its interface.
-    pub(crate) fn delete(&self, ground: &Ground) -> anyhow::Result<()> {
-        ground
+    ///
+    /// # Errors
+    /// What kubectl says.
+    pub fn delete(&self, installation: &Installation) -> anyhow::Result<()> {
+        installation
             .kubectl()
             .run(&["delete", "pod", self.name, "--namespace", NAMESPACE])
             .map(drop)
@@ -85,16 +112,18 @@ impl Workload {
 
 /// One that runs.
 #[derive(Debug)]
-pub(crate) struct Pod {
-    pub(crate) workload: Workload,
-    pub(crate) address: IpAddr,
+pub struct Pod {
+    /// What it was to be.
+    pub workload: Workload,
+    /// What the plugin gave it.
+    pub address: IpAddr,
     /// Its network namespace.
-    pub(crate) space: Space,
+    pub space: Space,
 }
 
 impl Pod {
     /// Gives the plugin's interface on the node the name that the attachment has.
-    fn name_interface(&self, ground: &Ground) -> anyhow::Result<()> {
+    fn name_interface(&self, installation: &Installation) -> anyhow::Result<()> {
         let node = self.workload.node;
         let inside = self.space.inside(|| {
             let said = std::process::Command::new("ip")
@@ -103,7 +132,7 @@ impl Pod {
             Ok(serde_json::from_slice::<Value>(&said.stdout)?)
         })?;
         let index = inside[0]["link_index"].as_u64().context("eth0 is no veth")?;
-        let said = ground.cluster().on(node, &["ip", "-json", "link"])?;
+        let said = installation.cluster().on(node, &["ip", "-json", "link"])?;
         let devices: Vec<Value> = serde_json::from_slice(&said.stdout)?;
         let outside = devices
             .iter()
@@ -111,7 +140,7 @@ impl Pod {
             .and_then(|device| device["ifname"].as_str())
             .with_context(|| format!("{node} has no device {index}"))?;
         let wanted = self.workload.interface();
-        let renamed = ground
+        let renamed = installation
             .cluster()
             .on(node, &["ip", "link", "set", "dev", outside, "name", &wanted])?;
         ensure!(
@@ -123,22 +152,19 @@ impl Pod {
     }
 
     /// Registers this incarnation.
-    pub(crate) fn register(&self, ground: &Ground, incarnation: &str) -> anyhow::Result<()> {
-        ground.holdfast(
-            self.workload.node,
-            &[
-                "attachment",
-                "register",
-                "--interface",
-                &self.workload.interface(),
-                "--identity",
-                incarnation,
-            ],
-        )
+    ///
+    /// # Errors
+    /// What our command says.
+    pub fn register(&self, installation: &Installation, incarnation: &str) -> anyhow::Result<()> {
+        let words = self.workload.registration(incarnation);
+        installation.holdfast(self.workload.node, &words.split_whitespace().collect::<Vec<_>>())
     }
 
     /// Answers with this number at addresses of services, which become its own.
-    pub(crate) fn serve(&self, number: u32, at: &[SocketAddr]) -> anyhow::Result<Producer> {
+    ///
+    /// # Errors
+    /// When it cannot have them.
+    pub fn serve(&self, number: u32, at: &[SocketAddr]) -> anyhow::Result<Producer> {
         let mut devices = Rtnl::open(&self.space)?;
         for address in at {
             devices.address("lo", address.ip(), 32)?;

@@ -1,58 +1,65 @@
-//! The cluster with Holdfast on it, installed as README says.
+//! A cluster with Holdfast on it, installed as README says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use holdfast_tests::kubernetes::{Cluster, Kubectl, Options, agent_image, cluster};
-use holdfast_tests::told::Metrics;
-use holdfast_tests::{codegen, node};
+use holdfast_cluster::{Cluster, Kubectl};
 use serde_json::Value;
 
+use crate::told::Metrics;
+use crate::{codegen, node};
+
 /// Where the workloads and their policies are.
-pub(crate) const NAMESPACE: &str = "shop";
+pub const NAMESPACE: &str = "shop";
 /// Where Holdfast is.
-pub(crate) const SYSTEM: &str = "holdfast-system";
+pub const SYSTEM: &str = "holdfast-system";
+/// What installs it, from the root of the repository.
+pub const OVERLAY: &str = "deploy/kustomize/overlays/dev";
+/// What must be rolled out then.
+pub const PARTS: [&str; 2] = ["daemonset/holdfast-agent", "deployment/holdfast-controller"];
 
 /// Rolled out within this, on a machine that does much else.
 const ROLLED_OUT: Duration = Duration::from_secs(120);
 
-pub(crate) struct Ground {
+/// See the module.
+#[derive(Debug)]
+pub struct Installation {
     cluster: Cluster,
     agent: PathBuf,
-    folder: tempfile::TempDir,
 }
 
-impl Ground {
-    /// A new cluster of two nodes, Holdfast on both of them.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        let cluster = cluster(&Options::default())?;
-        let folder = tempfile::Builder::new()
-            .prefix("hf-e2e-")
-            .tempdir_in("/var/tmp")?;
+impl Installation {
+    /// Of this cluster, on which nothing is installed yet.
+    ///
+    /// # Errors
+    /// When the agent is not built.
+    pub fn of(cluster: Cluster) -> anyhow::Result<Self> {
         let agent = node::agent_binary()?;
-        let ground = Self {
-            cluster,
-            agent,
-            folder,
-        };
-        ground.install().context("Holdfast is not installed")?;
-        ground.cluster.make_namespace(NAMESPACE)?;
-        Ok(ground)
+        Ok(Self { cluster, agent })
     }
 
-    fn install(&self) -> anyhow::Result<()> {
-        self.cluster.load(&agent_image(self.folder.path())?)?;
-        let overlay = codegen::in_repository("deploy/kustomize/overlays/dev");
+    /// Installs this image on it, and makes the namespace of the workloads.
+    ///
+    /// # Errors
+    /// What the cluster says, and its pods.
+    pub fn install(&self, image: &Path) -> anyhow::Result<()> {
+        self.cluster.load(image)?;
+        let overlay = codegen::in_repository(OVERLAY);
         self.kubectl()
             .run(&["apply", "-k", overlay.to_str().context("no text")?])?;
-        self.rolled_out("daemonset/holdfast-agent")?;
-        self.rolled_out("deployment/holdfast-controller")
+        for part in PARTS {
+            self.rolled_out(part)?;
+        }
+        self.cluster.make_namespace(NAMESPACE)
     }
 
     /// Waits until every pod of it is new and ready.
-    pub(crate) fn rolled_out(&self, what: &str) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// When they are not in time; with what they say.
+    pub fn rolled_out(&self, what: &str) -> anyhow::Result<()> {
         let timeout = format!("--timeout={}s", ROLLED_OUT.as_secs());
         let said = self
             .kubectl()
@@ -61,7 +68,8 @@ impl Ground {
     }
 
     /// What our pods say, for an error.
-    fn pods_of_ours(&self) -> String {
+    #[must_use]
+    pub fn pods_of_ours(&self) -> String {
         let get = |words: &[&str]| {
             self.kubectl()
                 .run(words)
@@ -77,21 +85,31 @@ impl Ground {
         )
     }
 
-    pub(crate) const fn cluster(&self) -> &Cluster {
+    /// The cluster itself.
+    #[must_use]
+    pub const fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    pub(crate) const fn kubectl(&self) -> &Kubectl {
+    /// As its administrator.
+    #[must_use]
+    pub const fn kubectl(&self) -> &Kubectl {
         self.cluster.kubectl()
     }
 
     /// Applies this.
-    pub(crate) fn apply(&self, text: &str) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// What kubectl says.
+    pub fn apply(&self, text: &str) -> anyhow::Result<()> {
         self.kubectl().feed(&["apply", "-f", "-"], text).map(drop)
     }
 
     /// Runs our command on a node, as a CNI plugin there does.
-    pub(crate) fn holdfast(&self, node: &str, words: &[&str]) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// When it does not succeed.
+    pub fn holdfast(&self, node: &str, words: &[&str]) -> anyhow::Result<()> {
         let agent = self.agent.to_str().context("no text")?;
         let argv: Vec<&str> = [agent].into_iter().chain(words.iter().copied()).collect();
         let said = self.cluster.on(node, &argv)?;
@@ -105,7 +123,10 @@ impl Ground {
     }
 
     /// The pod of the agent on a node.
-    pub(crate) fn agent_pod(&self, node: &str) -> anyhow::Result<String> {
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn agent_pod(&self, node: &str) -> anyhow::Result<String> {
         let selector = format!("--field-selector=spec.nodeName={node}");
         let said = self.kubectl().run(&[
             "get",
@@ -122,7 +143,10 @@ impl Ground {
     }
 
     /// How often the containers of our pods were started again.
-    pub(crate) fn restarts(&self) -> anyhow::Result<u64> {
+    ///
+    /// # Errors
+    /// What kubectl says.
+    pub fn restarts(&self) -> anyhow::Result<u64> {
         let said = self
             .kubectl()
             .run(&["get", "pods", "--namespace", SYSTEM, "-o", "json"])?;
@@ -140,14 +164,20 @@ impl Ground {
     }
 
     /// What the agent of a node exports.
-    pub(crate) fn metrics(&self, node: &str) -> anyhow::Result<Metrics> {
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn metrics(&self, node: &str) -> anyhow::Result<Metrics> {
         let pod = self.agent_pod(node)?;
         let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{pod}:9643/proxy/metrics");
         Ok(Metrics::parse(&self.kubectl().run(&["get", "--raw", &path])?))
     }
 
     /// The acknowledgments of a node: what its reports say in `programmed` and in `others`, by uid of the policy.
-    pub(crate) fn acknowledged(&self, node: &str, uid: &str) -> anyhow::Result<Vec<String>> {
+    ///
+    /// # Errors
+    /// What kubectl says.
+    pub fn acknowledged(&self, node: &str, uid: &str) -> anyhow::Result<Vec<String>> {
         let said = self.kubectl().run(&["get", "nodereports", "-o", "json"])?;
         let reports: Value = serde_json::from_str(&said)?;
         let mut found = Vec::new();
@@ -163,7 +193,10 @@ impl Ground {
     }
 
     /// Lines of the agent on a node at level error.
-    pub(crate) fn error_lines(&self, node: &str) -> anyhow::Result<Vec<String>> {
+    ///
+    /// # Errors
+    /// When there is no agent.
+    pub fn error_lines(&self, node: &str) -> anyhow::Result<Vec<String>> {
         let pod = self.agent_pod(node)?;
         let log = self.kubectl().run(&["logs", "--namespace", SYSTEM, &pod])?;
         Ok(log
@@ -174,7 +207,10 @@ impl Ground {
     }
 
     /// The token that the agent's pod on a node has.
-    pub(crate) fn token(&self, node: &str) -> anyhow::Result<String> {
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn token(&self, node: &str) -> anyhow::Result<String> {
         let pod = self.agent_pod(node)?;
         let path = "var/run/secrets/kubernetes.io/serviceaccount/token";
         let root = self.cluster.pod_root(node, SYSTEM, &pod)?;
@@ -182,7 +218,10 @@ impl Ground {
     }
 
     /// `holdfast wait` for a policy as it is now, through the API server.
-    pub(crate) fn wait(&self, policy: &str) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// When it does not pass in time.
+    pub fn wait(&self, policy: &str) -> anyhow::Result<()> {
         let kubeconfig = self.kubectl().kubeconfig();
         let said = Command::new("nsenter")
             .arg(format!("--net={}", self.cluster.network().display()))
@@ -202,8 +241,19 @@ impl Ground {
         Ok(())
     }
 
+    /// Lets the cluster live on when this process ends.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn outlive(mut self) -> anyhow::Result<()> {
+        self.cluster.outlive()
+    }
+
     /// Takes everything down.
-    pub(crate) fn down(self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// When something is left.
+    pub fn down(self) -> anyhow::Result<()> {
         self.cluster.down()
     }
 }

@@ -5,65 +5,92 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use holdfast_tests::kubernetes::Kubectl;
-use holdfast_tests::until;
+use holdfast_cluster::Kubectl;
 use serde::Deserialize;
 
-/// A policy, as far as this suite reads it.
+use crate::until;
+
+/// A policy, as far as stories read it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Policy {
-    pub(crate) metadata: Metadata,
-    pub(crate) status: Status,
+pub struct Policy {
+    /// See [`Metadata`].
+    pub metadata: Metadata,
+    /// See [`Status`].
+    pub status: Status,
 }
 
+/// What the API server keeps of every object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Metadata {
-    pub(crate) generation: u64,
-    pub(crate) uid: String,
+pub struct Metadata {
+    /// Counts what was written of it.
+    pub generation: u64,
+    /// Names it for ever.
+    pub uid: String,
 }
 
+/// What the controller says of it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct Status {
-    pub(crate) observed_generation: u64,
-    pub(crate) conditions: Vec<Condition>,
-    pub(crate) nodes: Nodes,
-    pub(crate) laggards: Vec<Laggard>,
+pub struct Status {
+    /// What it speaks of.
+    pub observed_generation: u64,
+    /// See [`Condition`].
+    pub conditions: Vec<Condition>,
+    /// See [`Nodes`].
+    pub nodes: Nodes,
+    /// Worst first.
+    pub laggards: Vec<Laggard>,
 }
 
+/// One condition.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct Condition {
+pub struct Condition {
+    /// Which.
     #[serde(rename = "type")]
-    pub(crate) kind: String,
-    pub(crate) status: String,
-    pub(crate) reason: String,
-    pub(crate) message: String,
-    pub(crate) observed_generation: u64,
+    pub kind: String,
+    /// `True`, `False`, `Unknown`.
+    pub status: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// What it speaks of.
+    pub observed_generation: u64,
 }
 
+/// How many nodes are how far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub(crate) struct Nodes {
-    pub(crate) desired: u64,
-    pub(crate) programmed: u64,
-    pub(crate) held: u64,
-    pub(crate) unknown: u64,
+pub struct Nodes {
+    /// That have consumers.
+    pub desired: u64,
+    /// That serve all of them.
+    pub programmed: u64,
+    /// That hold some.
+    pub held: u64,
+    /// Of which nothing is known.
+    pub unknown: u64,
 }
 
+/// A node that is behind.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Laggard {
-    pub(crate) node: String,
-    pub(crate) state: String,
-    pub(crate) reason: String,
+pub struct Laggard {
+    /// Its name.
+    pub node: String,
+    /// How far it is.
+    pub state: String,
+    /// Why it is no further.
+    pub reason: String,
 }
 
 impl Policy {
     /// The condition that says whether it is in the kernels.
-    pub(crate) fn programmed(&self) -> Condition {
+    #[must_use]
+    pub fn programmed(&self) -> Condition {
         let found = self
             .status
             .conditions
@@ -73,7 +100,8 @@ impl Policy {
     }
 
     /// True for the generation that the object has.
-    pub(crate) fn is_programmed(&self) -> bool {
+    #[must_use]
+    pub fn is_programmed(&self) -> bool {
         let condition = self.programmed();
         condition.status == "True" && condition.observed_generation == self.metadata.generation
     }
@@ -81,20 +109,26 @@ impl Policy {
 
 /// A policy, and when it was so.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    pub(crate) at: Instant,
-    pub(crate) policy: Policy,
+pub struct Seen {
+    /// When it was told.
+    pub at: Instant,
+    /// What.
+    pub policy: Policy,
 }
 
 /// Every version of a policy that the API server has told since the start.
-pub(crate) struct Recorder {
+#[derive(Debug)]
+pub struct Recorder {
     seen: Arc<Mutex<Vec<Seen>>>,
     kubectl: Child,
 }
 
 impl Recorder {
     /// Watches this policy until dropped.
-    pub(crate) fn start(kubectl: &Kubectl, namespace: &str, name: &str) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// When kubectl cannot be run.
+    pub fn start(kubectl: &Kubectl, namespace: &str, name: &str) -> anyhow::Result<Self> {
         let mut child = kubectl
             .command(&[
                 "get",
@@ -126,19 +160,24 @@ impl Recorder {
     }
 
     /// What came since then.
-    pub(crate) fn since(&self, moment: Instant) -> Vec<Seen> {
+    #[must_use]
+    pub fn since(&self, moment: Instant) -> Vec<Seen> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.iter().filter(|seen| seen.at >= moment).cloned().collect()
     }
 
     /// The newest one.
-    pub(crate) fn last(&self) -> Option<Policy> {
+    #[must_use]
+    pub fn last(&self) -> Option<Policy> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.last().map(|seen| seen.policy.clone())
     }
 
     /// Waits for a version like this, beginning with the newest there is.
-    pub(crate) fn until(
+    ///
+    /// # Errors
+    /// When none comes within the deadline; with the last that came.
+    pub fn until(
         &self,
         deadline: Duration,
         what: &str,
