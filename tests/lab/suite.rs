@@ -16,7 +16,7 @@ use crate::Space;
 use crate::node::BREAK;
 
 /// A test that takes longer hangs: the process ends, and with it everything that it started.
-const HANGS_AFTER: Duration = Duration::from_secs(300);
+const HANGS_AFTER: Duration = Duration::from_secs(600);
 
 /// A test.
 pub type Test = fn() -> anyhow::Result<()>;
