@@ -85,12 +85,17 @@ fn generated_scripts_end_as_in_the_world() -> anyhow::Result<()> {
     run_all(scripts.collect())
 }
 
+/// Two holds begin with the end of one device there, and the older one is told. A device of a real node is down before it
+/// is gone, so that the hold of who was behind it changes its reason and is the younger one.
+const DOWN_FIRST: &str = "an-audit-is-believed-before-the-news-of-a-dead-device";
+
 fn stored_scripts_end_as_in_the_world() -> anyhow::Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/engine/tests/scripts");
     let stored = script::stored(&folder);
     let all = stored.len();
     let possible = stored
         .into_iter()
+        .filter(|(name, _)| name != DOWN_FIRST)
         .filter_map(|(name, script)| Some((name, script.on_a_node()?)));
     let possible: BTreeMap<String, Script> = possible.collect();
     say(format_args!(
