@@ -624,17 +624,22 @@ impl Bench {
     /// A policy `dns` of consumer `web` (interface 5) and producer `dns` (interface 6), programmed.
     pub fn programmed(features: Features) -> Self {
         let mut bench = Self::started(features);
-        bench.registry.insert(5, identity(105, 5));
-        bench.registry.insert(6, identity(106, 6));
-        bench.give(Event::Link(veth(5, "hfweb", 5)));
-        bench.give(Event::Link(veth(6, "hfdns", 6)));
-        bench.give(Event::Objects(vec![
+        bench.program();
+        bench
+    }
+
+    /// Lets that policy, with consumer and producer, come now.
+    pub fn program(&mut self) {
+        self.registry.insert(5, identity(105, 5));
+        self.registry.insert(6, identity(106, 6));
+        self.give(Event::Link(veth(5, "hfweb", 5)));
+        self.give(Event::Link(veth(6, "hfdns", 6)));
+        self.give(Event::Objects(vec![
             ObjectChange::Attachment(attachment("web", "hfweb", "web")),
             ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
             ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
         ]));
-        bench.run();
-        assert_eq!(bench.state("dns", "web"), State::Programmed);
-        bench
+        self.run();
+        assert_eq!(self.state("dns", "web"), State::Programmed);
     }
 }

@@ -10,17 +10,7 @@ use crate::support::*;
 fn programmed() -> Bench {
     let mut bench = Bench::started(FIRST_FEATURES);
     bench.pass(SECOND);
-    bench.registry.insert(5, identity(105, 5));
-    bench.registry.insert(6, identity(106, 6));
-    bench.give(Event::Link(veth(5, "hfweb", 5)));
-    bench.give(Event::Link(veth(6, "hfdns", 6)));
-    bench.give(Event::Objects(vec![
-        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
-        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
-        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
-    ]));
-    bench.run();
-    assert_eq!(bench.state("dns", "web"), State::Programmed);
+    bench.program();
     bench
 }
 
