@@ -458,8 +458,10 @@ fn f12_a_policy_deleted_while_no_agent_ran() -> anyhow::Result<()> {
                 .filter(|report| report.policy(WEB).is_none())
                 .map(drop))
         })?;
-        until(SEEN, "its entries too", || {
-            Ok((lab.node.metrics()?.intents("removing") == 0).then_some(()))
+        // Nothing is removed before the links are known too, and until then nothing is said to be leaving.
+        until(SEEN, "its entries too: nobody answers", || {
+            let by = lab.answered(2, 1, EVENT_BUDGET / 10)?;
+            Ok((by.is_none() && lab.node.metrics()?.intents("removing") == 0).then_some(()))
         })?;
         nobody_answers(lab, 2, 1)?;
         until(SEEN, "and its acknowledgment", || {

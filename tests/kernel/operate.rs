@@ -641,7 +641,8 @@ fn lasting(text: &str) -> Vec<String> {
 }
 
 fn lasting_word(word: &str, before: &str) -> String {
-    let bare = word.trim_matches(|c: char| ",;:()".contains(c));
+    // The plus of `5m+` is no part of the age, and lasts: whether this life saw it become so.
+    let bare = word.trim_matches(|c: char| ",;:()+".contains(c));
     let is_digits = !bare.is_empty() && bare.bytes().all(|c| c.is_ascii_digit());
     let is_age = bare.ends_with(['s', 'm', 'h', 'd'])
         && bare.starts_with(|c: char| c.is_ascii_digit())
