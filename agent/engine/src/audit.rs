@@ -198,6 +198,8 @@ impl Engine {
         if everything || overdue || self.interfaces.len() <= ALL_AT_ONCE {
             self.out.dump_links = true;
         }
+        // Whether it died or came back is told once, and may have been lost.
+        self.ask(self.denied.keys().copied().collect());
         let whole_slots = self.whole_slots(small || everything, turns);
         let slots = self.slots.keys().map(|slot| Question::Slot {
             slot: *slot,

@@ -90,6 +90,10 @@ pub(crate) struct Dirty {
     pub(crate) late: BTreeSet<PolicyId>,
     pub(crate) slots: BTreeSet<SlotId>,
     pub(crate) ports: BTreeSet<Ifindex>,
+    /// Interfaces that were planned, and whose intents are to be judged when all are.
+    pub(crate) judged: BTreeSet<Ifindex>,
+    /// Those of them with intents that may be proven.
+    pub(crate) proofs: BTreeSet<Ifindex>,
     /// Interfaces on which the program may be missing.
     pub(crate) programs: BTreeSet<Ifindex>,
     /// Attachments without a device.
@@ -1006,6 +1010,8 @@ impl Engine {
                 self.judge_loose(attachment);
             } else if let Some(policy) = self.dirty.late.pop_first() {
                 self.plan_policy(policy);
+            } else if let Some(ifindex) = self.dirty.judged.pop_first() {
+                self.conclude(ifindex);
             } else if let Some(ifindex) = self.dirty.programs.pop_first() {
                 self.attach(ifindex);
             } else {

@@ -205,16 +205,15 @@ pub(crate) struct Out {
 const fn urgency(op: &Op) -> u8 {
     match op {
         Op::WriteRow { row, .. } if row.token.is_none() => 0,
-        Op::ClearInterface { .. }
-        | Op::DeleteEntries { .. }
-        | Op::Detach { .. }
-        | Op::DeleteIdentity { .. } => 1,
+        Op::ClearInterface { .. } | Op::DeleteEntries { .. } | Op::Detach { .. } => 1,
         Op::WriteBackends { .. } | Op::WriteSlots { .. } => 2,
         Op::WritePolicy { .. } => 3,
-        Op::WriteSources { .. } | Op::WriteLocals { .. } | Op::WriteEntries { .. } => 4,
-        Op::WriteRow { .. } => 5,
-        Op::Attach { .. } => 6,
-        Op::ProveSet { .. } | Op::ProveIntent(_) => 7,
+        // Its member then holds whom it served: a slot that must not let these pass says so first.
+        Op::DeleteIdentity { .. } => 4,
+        Op::WriteSources { .. } | Op::WriteLocals { .. } | Op::WriteEntries { .. } => 5,
+        Op::WriteRow { .. } => 6,
+        Op::Attach { .. } => 7,
+        Op::ProveSet { .. } | Op::ProveIntent(_) => 8,
     }
 }
 

@@ -783,16 +783,12 @@ impl Engine {
         };
         let mut port = std::mem::take(place);
         let claims = self.claims(&port);
+        self.dirty.proofs.remove(&ifindex);
         if self.passed && !self.frozen(&port) {
             self.plan_content(ifindex, &mut port, &claims);
         }
         self.note_troubles(ifindex, &mut port);
-        port.intents_unwell = self.judge_port(&port, &claims);
-        if port.is_unwell() {
-            self.unwell.insert(ifindex);
-        } else {
-            self.unwell.remove(&ifindex);
-        }
+        self.dirty.judged.insert(ifindex);
         self.account(ifindex, &mut port, &claims);
         self.mark(&mut port, &claims);
         self.locals.concern(ifindex, &claims);
@@ -896,7 +892,9 @@ impl Engine {
             self.plan_sources(ifindex, port);
             self.plan_entries(ifindex, port, claims, &plans, target, opening);
             self.plan_row(ifindex, port, claims, &plans, target);
-            self.plan_proofs(port, claims, &plans, target);
+            if port.prove_again || plans.iter().any(|plan| plan.deliverable && !plan.proven) {
+                self.dirty.proofs.insert(ifindex);
+            }
         }
         self.plan_program(ifindex, port);
     }
@@ -1897,6 +1895,29 @@ impl Engine {
         anything
     }
 
+    /// Once nothing more is planned: asks the kernel about the intents of an interface, if there is anything to ask, and
+    /// judges them. A state that a later plan takes back at once was never there.
+    pub(crate) fn conclude(&mut self, ifindex: Ifindex) {
+        let asks = self.dirty.proofs.remove(&ifindex);
+        let Some(place) = self.ports.get_mut(&ifindex) else {
+            return;
+        };
+        let mut port = std::mem::take(place);
+        let claims = self.claims(&port);
+        if asks {
+            let plans = self.plans(ifindex, &port, &claims);
+            let target = self.target(&port, &claims);
+            self.plan_proofs(&mut port, &claims, &plans, target);
+        }
+        port.intents_unwell = self.judge_port(&port, &claims);
+        if port.is_unwell() {
+            self.unwell.insert(ifindex);
+        } else {
+            self.unwell.remove(&ifindex);
+        }
+        self.ports.insert(ifindex, port);
+    }
+
     /// Asks the kernel about intents that are complete and not proven.
     fn plan_proofs(&mut self, port: &mut Port, claims: &Claims, plans: &[Plan], target: Option<Token>) {
         let again = std::mem::take(&mut port.prove_again);
@@ -2486,7 +2507,7 @@ impl Engine {
                 let policy = claims.intents[*index].policy;
                 self.objects.policies.get(&policy).and_then(|state| state.slot)
             });
-            let closes = closes && self.is_to_be_closed(port, claims, key);
+            let closes = closes && self.is_to_be_closed(port, claims, key, cell);
             for entry in cell.values().iter().flatten() {
                 used.insert(entry.policy);
                 let right = owner == Some(entry.policy)
@@ -2557,14 +2578,27 @@ impl Engine {
         port.delivering_on = delivering_on;
     }
 
-    /// Whether an entry that may be open without the right to it will be closed in a moment: nobody keeps it, and
-    /// nothing failed that this waits for.
-    fn is_to_be_closed(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
-        if claims.kept.contains(key) || port.troubles.contains_key(&Goal::Unclaimed) {
+    /// Whether an entry that may be open without the right to it will be closed: nobody keeps it, and nothing failed
+    /// that this waits for, or it is being tried again.
+    fn is_to_be_closed(
+        &self,
+        port: &Port,
+        claims: &Claims,
+        key: &RouteKey,
+        cell: &Cell<Option<Entry>>,
+    ) -> bool {
+        if claims.kept.contains(key) {
+            return false;
+        }
+        if !cell.idle() && !self.is_silent(cell.flight()) {
+            return true;
+        }
+        if port.troubles.contains_key(&Goal::Unclaimed) {
             return false;
         }
         let Some(index) = claims.keys.get(key) else {
-            return self.may_remove();
+            // At the latest once the lists are complete.
+            return true;
         };
         let claim = &claims.intents[*index];
         self.intent(claim.policy, claim.attachment)

@@ -239,6 +239,13 @@ impl SlotState {
         !blocked && matches!(&self.building, Some(building) if building.stage == Stage::Proven)
     }
 
+    /// Whether nothing is to be written into the slot itself before its timer says so. That its set finds no room does
+    /// not concern it.
+    fn blocked(&self) -> bool {
+        let trouble = self.trouble.as_ref();
+        trouble.is_some_and(|trouble| trouble.blocked && trouble.reason != FailReason::MapFull)
+    }
+
     /// Whether packets reach somebody.
     pub(crate) fn serves(&self) -> bool {
         self.sets.last().is_some_and(|set| set.selected.length > 0)
@@ -600,8 +607,10 @@ impl Engine {
             .or(undeliverable)
             .or(several);
         let has_intents = !state.intents.is_empty();
-        // Whom an outdated content selects says nothing about whom the later one does.
-        let knows_content = state.spec.is_some() && !state.is_outdated();
+        // Whom an outdated content selects says nothing about whom the later one does, nor whether that can be done.
+        let outdated = state.is_outdated();
+        let knows_content = state.spec.is_some() && !outdated;
+        let refused = refused.filter(|_| !outdated);
         if let Some(state) = self.objects.policies.get_mut(&id) {
             state.unsupported = refused.clone();
             state.families = families;
@@ -920,7 +929,7 @@ impl Engine {
         self.slots.get(&slot).is_some_and(|slot| {
             matches!(slot.cell.sure(), Some(Some(value)) if value.pass_while_held)
                 && spec.while_held == WhileHeld::Drop
-                && !slot.trouble.as_ref().is_some_and(|trouble| trouble.blocked)
+                && !slot.blocked()
         })
     }
 
@@ -1103,7 +1112,8 @@ impl Engine {
         let Some(slot_state) = self.slots.get(&slot) else {
             return;
         };
-        if slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) {
+        // What was taken back of a later set may still be writing into backends of this one.
+        if slot_state.out() || slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) {
             return;
         }
         if let Some(selected) = slot_state.sets.last().map(|set| set.selected) {
@@ -1461,7 +1471,7 @@ impl Engine {
         else {
             return;
         };
-        if slot_state.trouble.as_ref().is_some_and(|trouble| trouble.blocked) {
+        if slot_state.blocked() {
             return;
         }
         // A selector that moves serves the present generation, unless that one still waits.

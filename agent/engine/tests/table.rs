@@ -629,8 +629,8 @@ fn rule_13_members_that_die_leave_at_once_and_nobody_left_is_the_empty_set() {
         bench.rounds(),
         [[
             "detach 6",
-            "delete identity 6 106",
-            "policy 0 -> 0+0g2 serving 1 waiting since 100"
+            "policy 0 -> 0+0g2 serving 1 waiting since 100",
+            "delete identity 6 106"
         ]]
     );
     assert_eq!(bench.policy("dns").serving, None);

@@ -266,6 +266,7 @@ mod scripts {
         a_range_of_slots_that_two_have_is_given_to_nobody
         a_range_passes_on_after_the_services_it_catches
         a_producer_without_addresses_serves_nobody_on
+        a_proof_is_asked_after_the_last_plan
         a_range_stands_in_for_the_services_that_replace_it
         a_read_before_the_first_dump_says_nothing
         a_range_that_stands_in_stays_announced
@@ -280,14 +281,19 @@ mod scripts {
         a_saved_set_closes_nothing_of_whom_it_does_not_know
         a_saved_set_deletes_nothing_that_could_not_be_written
         a_saved_set_makes_room_for_nobody
+        a_selector_is_written_again_once_its_backends_are_answered
         a_set_that_is_not_current_yet_entitles_nobody
+        a_set_without_room_lets_its_slot_stop_passing
         a_slot_of_nobody_stays_while_its_member_is_unread
+        a_slot_stops_passing_before_an_identity_is_deleted
         a_slot_that_failed_is_freed_all_the_same
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
+        a_switch_before_the_lists_are_complete_waits_for_what_is_taken_away
         a_switch_waits_for_the_answer_of_a_revocation
         a_switch_waits_until_what_is_taken_away_is_closed
+        a_switch_waits_while_a_revocation_is_tried_again
         a_void_read_without_an_answer_says_nothing
         an_address_that_is_shared_brings_nobody_back
         an_address_that_is_shared_proves_no_death
@@ -301,6 +307,7 @@ mod scripts {
         an_interface_that_is_left_is_cleaned_whatever_failed_before
         an_open_row_is_rewritten_while_entries_open
         an_orphan_that_is_done_is_forgotten
+        an_outdated_content_is_not_unsupported
         an_outdated_policy_keeps_nobody_else_waiting
         an_outdated_policy_without_consumers_stays
         another_identity_of_a_member_is_tried_at_once
@@ -328,6 +335,7 @@ mod scripts {
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
         what_somebody_else_led_elsewhere_is_put_back_closed
+        what_was_about_to_be_taken_away_when_the_agent_died_is_not_known_to_the_next
         what_the_former_incarnation_asked_is_one_question_too
         what_was_disproved_of_an_incarnation_dies_with_it
         what_was_disproved_of_one_set_is_not_held_against_the_next

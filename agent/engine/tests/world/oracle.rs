@@ -316,8 +316,30 @@ impl Oracle {
         }
     }
 
+    /// What the earlier life was about to take away, and the kernel still delivers: the next one cannot know of it.
+    fn recall(&mut self, kernel: &Kernel) {
+        let mut granted = BTreeSet::clone(&self.granted);
+        for ((ifindex, _), fate) in &self.fates {
+            let policy = fate.policy.and_then(|slot| kernel.policies.get(&slot));
+            let Some((policy, number)) = policy.zip(fate.key.as_ref().and_then(number_of)) else {
+                continue;
+            };
+            let uids = |ifindex: Ifindex| self.wants.of_device.get(&ifindex).into_iter().flatten();
+            for backend in fate.backends().filter_map(|id| kernel.backends.get(&id)) {
+                for consumer in uids(*ifindex) {
+                    granted.extend(
+                        uids(backend.ifindex)
+                            .map(|producer| (number_of_hash(policy.uid), *consumer, number, *producer)),
+                    );
+                }
+            }
+        }
+        self.granted = Rc::new(granted);
+    }
+
     /// A new life of the agent.
-    pub(crate) fn begin_life(&mut self, remembered: &[Remembered]) {
+    pub(crate) fn begin_life(&mut self, remembered: &[Remembered], kernel: &Kernel) {
+        self.recall(kernel);
         self.told = self.told.anew();
         self.flights.clear();
         self.proofs.clear();

@@ -377,7 +377,8 @@ fn policy_of(
             }
         }
     }
-    let several = |count: usize| count > 1 && !features.several_producers;
+    // Of a content that is outdated nobody says whether it can be done.
+    let several = |count: usize| spec.is_some() && count > 1 && !features.several_producers;
     let doubted = |(device, _): &&(Device, Token)| told.doubted.contains(&device.ifindex);
     let sure = wanted.ready.len() - wanted.ready.values().filter(doubted).count();
     wanted.doubtful = several(wanted.ready.len()) && !several(sure);

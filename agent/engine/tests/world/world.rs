@@ -706,7 +706,7 @@ impl World {
         }
         self.pass(1_000);
         self.engine = Some(Engine::new(config(&self.setup)));
-        self.oracle.begin_life(&self.saved_times);
+        self.oracle.begin_life(&self.saved_times, &self.kernel);
         self.links.clear();
         self.source.clear();
         self.pokes.clear();
