@@ -280,7 +280,7 @@ impl<'a> Filling<'a> {
             return;
         };
         let claims = engine.claims(port);
-        self.program(ifindex, port);
+        self.program(ifindex, port, &claims);
         self.row(ifindex, port, &claims);
         if let Known::Row(identity) = &port.known
             && port.device.is_some()
@@ -302,10 +302,11 @@ impl<'a> Filling<'a> {
         self.entries(ifindex, port, &claims);
     }
 
-    fn program(&mut self, ifindex: Ifindex, port: &Port) {
+    fn program(&mut self, ifindex: Ifindex, port: &Port, claims: &Claims) {
         let engine = self.engine;
-        let wanted = port.device.is_some() && !port.attachments.is_empty();
         let there = port.program.may(Option::is_some);
+        let somebodys = port.device.is_some() && !port.attachments.is_empty();
+        let wanted = somebodys || (there && engine.stays(port, claims));
         if !wanted && !there {
             return;
         }
@@ -366,7 +367,9 @@ impl<'a> Filling<'a> {
     }
 
     fn sources(&mut self, ifindex: Ifindex, port: &Port, claims: &Claims) {
-        let wanted = if claims.is_empty() {
+        let wanted = if self.engine.stays(port, claims) {
+            port.sources.values().last().cloned().unwrap_or_default()
+        } else if claims.is_empty() {
             BTreeSet::new()
         } else {
             self.engine.wanted_sources(port)

@@ -1257,6 +1257,13 @@ impl Engine {
             .map_or_else(BTreeSet::new, |state| state.object.addresses.clone())
     }
 
+    /// Whether what is at an interface stays as it is, because not everything is known that decides about it.
+    pub(crate) fn stays(&self, port: &Port, claims: &Claims) -> bool {
+        // What a device that is gone has left is removed whoever it was for.
+        let nobodys = port.device.is_some() && (port.attachments.is_empty() || claims.is_empty());
+        !self.passed || self.frozen(port) || (nobodys && !self.may_remove())
+    }
+
     /// What the row of an interface should say. What only an operation decides is as it was sent last.
     pub(crate) fn wanted_row(
         &self,
@@ -1265,7 +1272,7 @@ impl Engine {
         claims: &Claims,
         last: Option<Row>,
     ) -> Option<Row> {
-        if !self.passed || self.frozen(port) || (claims.is_empty() && !self.may_remove()) {
+        if self.stays(port, claims) {
             return last;
         }
         if port.device.is_none() || claims.is_empty() {

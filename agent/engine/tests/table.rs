@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "table/compare.rs"]
+mod compare;
 #[path = "table/paths.rs"]
 mod paths;
 #[path = "table/since.rs"]
