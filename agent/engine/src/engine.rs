@@ -187,7 +187,7 @@ pub struct Engine {
     pub(crate) timers: BTreeMap<Timer, Boot>,
     queue: BTreeSet<(Boot, Timer)>,
     pub(crate) dirty: Dirty,
-    /// Empty between polls.
+    /// Empty after a poll, which is when an engine may be written down.
     #[serde(skip)]
     pub(crate) out: Out,
 

@@ -15,7 +15,8 @@ use crate::model::{Boot, Capacity, Config, Effect, Event, Features, Hashes, Name
 pub enum Record<'a> {
     /// An engine was made: a life begins.
     Made(Now, Made),
-    /// What an engine knows at this moment, between two polls. Whoever has it needs nothing of before.
+    /// What an engine knows right after a poll: what it has handled since, it has not decided on yet, and would forget.
+    /// Whoever has it needs nothing of before.
     State(Now, Made, Box<Cow<'a, Engine>>),
     /// An event was handled.
     Handled(At, Cow<'a, Event>),

@@ -4,6 +4,8 @@
 
 #[path = "table/compare.rs"]
 mod compare;
+#[path = "table/journal.rs"]
+mod journal;
 #[path = "table/paths.rs"]
 mod paths;
 #[path = "table/since.rs"]

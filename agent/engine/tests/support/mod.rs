@@ -10,6 +10,7 @@
     reason = "test code that is shared; each suite uses its own part"
 )]
 
+pub mod journal;
 mod kernel;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -341,6 +342,8 @@ pub struct Bench {
     pub audit_every: u64,
     /// Other effects, in order.
     pub effects: Vec<Effect>,
+    /// What went into the engines, if it is kept.
+    pub journal: Option<journal::Journal>,
 }
 
 impl Bench {
@@ -362,7 +365,19 @@ impl Bench {
             features,
             audit_every: 0,
             effects: Vec::new(),
+            journal: None,
         }
+    }
+
+    /// A bench that keeps a journal; its engine knows nothing yet.
+    pub fn recorded(config: Config) -> Self {
+        let mut bench = Self::new(config.features);
+        bench.audit_every = config.audit_every;
+        bench.engine = Engine::new(config);
+        let mut journal = journal::Journal::default();
+        journal.made(&bench.engine, bench.now);
+        bench.journal = Some(journal);
+        bench
     }
 
     /// A bench that has started over nothing, with maps of this size.
@@ -395,6 +410,9 @@ impl Bench {
             audit_every: self.audit_every,
             ..config(self.features)
         });
+        if let Some(journal) = &mut self.journal {
+            journal.made(&self.engine, self.now);
+        }
     }
 
     /// The same as [`Bench::started`], with audits.
@@ -441,6 +459,9 @@ impl Bench {
             }
             _ => {}
         }
+        if let Some(journal) = &mut self.journal {
+            journal.handled(&event, self.now);
+        }
         self.engine.handle(event, self.now);
     }
 
@@ -470,7 +491,11 @@ impl Bench {
         let mut sent = Vec::new();
         loop {
             let mut reads = Vec::new();
-            for effect in self.engine.poll(self.now) {
+            let effects = self.engine.poll(self.now);
+            if let Some(journal) = &mut self.journal {
+                journal.polled(&self.engine, self.now, &effects);
+            }
+            for effect in effects {
                 match effect {
                     Effect::Kernel(id, op) => {
                         self.out.insert(id, op.clone());

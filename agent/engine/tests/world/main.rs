@@ -18,6 +18,8 @@
 mod coverage;
 mod flight;
 mod generate;
+#[path = "../support/journal.rs"]
+mod journal;
 mod kernel;
 mod oracle;
 mod rules;
@@ -35,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use coverage::Coverage;
-use run::{Run, random, replay};
+use run::{Run, random, record, replay};
 use script::{Script, stored, write};
 use tape::Tape;
 
@@ -359,6 +361,25 @@ fn scripts_for_real_nodes_obey_the_rules() {
         let (_, violation) = replay(script.setup, &script.actions, verbose());
         assert_eq!(violation, None, "{name}: {}", write(&script));
     }
+}
+
+/// What went into the engines of a world leads others to the same decisions, from its beginning and from the middle.
+#[test]
+fn a_journal_leads_to_the_same_decisions() {
+    let seeds = (1..=3).map(|seed| {
+        let run = random(Tape::from_seed(seed), STEPS_A_SEED, false);
+        (format!("seed {seed}"), run.setup, run.actions)
+    });
+    let stored = stored(&folder()).into_iter();
+    let stored = stored.map(|(name, script)| (name, script.setup, script.actions));
+    let mut states = 0;
+    for (name, setup, actions) in seeds.chain(stored) {
+        let (journal, violation) = record(setup, &actions);
+        assert_eq!(violation, None, "{name}");
+        states += journal.states.len();
+        journal.check(&name, world::config(&setup).hashes);
+    }
+    assert!(states > 500, "{states} states are in the middle of something");
 }
 
 /// A wall clock for the figures that are printed; the world's own clock is virtual.

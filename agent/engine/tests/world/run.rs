@@ -1,10 +1,16 @@
 //! Runs: random ones, scripts, and how a failing run becomes a short script.
 
+use std::sync::{Arc, Mutex};
+
+use holdfast_engine::Engine;
+use holdfast_engine::model::{Effect, Event, Now};
+
 use crate::generate::Generator;
+use crate::journal::Journal;
 use crate::oracle::Violation;
 use crate::script::{Action, Script, Setup};
 use crate::tape::Tape;
-use crate::world::World;
+use crate::world::{Witness, World};
 
 /// What a run gave.
 pub(crate) struct Run {
@@ -70,6 +76,49 @@ pub(crate) fn replay(setup: Setup, actions: &[Action], verbose: bool) -> (World,
         }
     }
     (world, None)
+}
+
+/// A journal that a world keeps while somebody else waits for it.
+#[derive(Clone, Debug, Default)]
+struct Kept(Arc<Mutex<Journal>>);
+
+impl Kept {
+    fn with(&self, keep: impl FnOnce(&mut Journal)) {
+        keep(&mut self.0.lock().expect("no panic elsewhere"));
+    }
+}
+
+impl Witness for Kept {
+    fn made(&mut self, engine: &Engine, now: Now) {
+        self.with(|journal| journal.made(engine, now));
+    }
+
+    fn handled(&mut self, event: &Event, now: Now) {
+        self.with(|journal| journal.handled(event, now));
+    }
+
+    fn polled(&mut self, engine: &Engine, now: Now, effects: &[Effect]) {
+        self.with(|journal| journal.polled(engine, now, effects));
+    }
+}
+
+/// Runs a list of actions and keeps what goes into the engines, by a wall clock that is put back now and then.
+pub(crate) fn record(setup: Setup, actions: &[Action]) -> (Journal, Option<Violation>) {
+    let kept = Kept::default();
+    let mut world = World::new(setup);
+    world.witness = Some(Box::new(kept.clone()));
+    let mut violation = None;
+    for (number, action) in actions.iter().enumerate() {
+        if number % 40 == 39 {
+            world.now.wall_ms -= 3_600_000;
+        }
+        violation = world.act(action).err();
+        if violation.is_some() {
+            break;
+        }
+    }
+    let journal = std::mem::take(&mut *kept.0.lock().expect("no panic elsewhere"));
+    (journal, violation)
 }
 
 /// The shortest list of actions that can be found which breaks the same rule.

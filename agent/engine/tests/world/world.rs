@@ -106,6 +106,16 @@ struct SinceRest {
     nothing: bool,
 }
 
+/// Sees what goes into engines, and what comes out. (What it makes of that is not for every suite that has a world.)
+pub(crate) trait Witness: std::fmt::Debug + Send {
+    /// A life begins.
+    fn made(&mut self, engine: &Engine, now: Now);
+    /// This is going to be handled.
+    fn handled(&mut self, event: &Event, now: Now);
+    /// The engine was polled.
+    fn polled(&mut self, engine: &Engine, now: Now, effects: &[Effect]);
+}
+
 /// All of it.
 #[derive(Debug)]
 pub(crate) struct World {
@@ -139,6 +149,8 @@ pub(crate) struct World {
     pub(crate) digest: Option<u64>,
     /// Tell what happens.
     pub(crate) verbose: bool,
+    /// Who is told what goes into the engines.
+    pub(crate) witness: Option<Box<dyn Witness>>,
 }
 
 /// How often the kernel is compared with what is believed of it.
@@ -230,6 +242,7 @@ impl World {
             steps: 0,
             digest: None,
             verbose: false,
+            witness: None,
         }
     }
 
@@ -304,6 +317,9 @@ impl World {
         }
         self.oracle.told.take(&event, op.as_ref(), asked);
         let now = self.now;
+        if let Some(witness) = &mut self.witness {
+            witness.handled(&event, now);
+        }
         catch_unwind(AssertUnwindSafe(|| engine.handle(event, now))).map_err(panicked)
     }
 
@@ -318,6 +334,9 @@ impl World {
         self.oracle.give_up(&self.kernel, now);
         self.oracle.told.judge_barrier();
         let effects = catch_unwind(AssertUnwindSafe(|| engine.poll(now))).map_err(panicked)?;
+        if let Some(witness) = &mut self.witness {
+            witness.polled(engine, now, &effects);
+        }
         ensure!(
             self.handled || due || effects.is_empty(),
             "DESIGN 2.18: own doings are no news",
@@ -705,7 +724,10 @@ impl World {
             return Ok(());
         }
         self.pass(1_000);
-        self.engine = Some(Engine::new(config(&self.setup)));
+        let engine = self.engine.insert(Engine::new(config(&self.setup)));
+        if let Some(witness) = &mut self.witness {
+            witness.made(engine, self.now);
+        }
         self.oracle.begin_life(&self.saved_times, &self.kernel);
         self.links.clear();
         self.source.clear();
@@ -1342,6 +1364,9 @@ impl World {
                 return Ok(());
             };
             let effects = catch_unwind(AssertUnwindSafe(|| engine.poll(now))).map_err(panicked)?;
+            if let Some(witness) = &mut self.witness {
+                witness.polled(engine, now, &effects);
+            }
             self.handled = false;
             for effect in &effects {
                 match effect {
