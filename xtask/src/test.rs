@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::args::Args;
 use crate::cache::BuildDir;
-use crate::{bpf, cluster, fuzz, setup, tools};
+use crate::{bpf, cluster, fuzz, mutants, setup, tools};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
@@ -23,9 +23,9 @@ The suites that need a kernel run as root, in namespaces and bpffs mounts of the
 that lacks something, they say that they did not run; with CI set in the environment that is a failure
 wherever this machine could have run them.
 
-The model world of the engine runs 500,000 steps, of the same seeds each time, and with --quick 30,000 of them.
+The model world of the engine runs 5 million steps, of the same seeds each time, and with --quick 30,000 of them.
 
-When all have run, so do the fuzz targets, for a minute in all (`cargo xtask fuzz`).
+When all have run, so do a quarter of the engine's mutants, another one at each revision (`cargo xtask mutants`), and the fuzz targets, for a minute in all (`cargo xtask fuzz`).
 
   SUITE        only these suites (see --list)
   --list       name the suites and stop
@@ -34,10 +34,6 @@ When all have run, so do the fuzz targets, for a minute in all (`cargo xtask fuz
   --no-setup   install nothing; for people who manage their machine themselves",
     run,
 };
-
-/// Steps of the model world, from its first seed on. (Where it has been seen to obey all rules; `HF_WHOLE=1` runs what it
-/// should.)
-const WORLD_STEPS: &str = "500000";
 
 /// A test executable, as cargo names it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,11 +114,16 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let mut faults = Vec::new();
     if whole && !quick {
         type Check = fn(&BuildDir) -> anyhow::Result<bool>;
-        let checks: [(&str, &str, Check); 2] = [
+        let checks: [(&str, &str, Check); 3] = [
             (
                 "cases",
                 "tests/cases.toml names a case without a test that passes for it",
                 |build| Ok(show_cases(build)? == ExitCode::SUCCESS),
+            ),
+            (
+                "mutants",
+                "the engine can be broken and no test that names the rule notices",
+                mutants::a_quarter,
             ),
             ("fuzz", "an input breaks what should take any", fuzz::all),
         ];
@@ -275,7 +276,8 @@ fn suite_of(message: Message) -> Option<Suite> {
 fn run_suite(suite: &Suite, quick: bool) -> anyhow::Result<(Tally, bool)> {
     let mut command = tools::clean(&suite.executable);
     if !quick {
-        command.env("HF_STEPS", WORLD_STEPS);
+        // The model world's five million steps.
+        command.env("HF_WHOLE", "1");
     }
     let mut child = command
         .current_dir(&suite.directory)
