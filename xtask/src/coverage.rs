@@ -52,7 +52,7 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Measures and prints; says whether it is enough.
-fn measure(build: &BuildDir, missed: bool) -> anyhow::Result<bool> {
+pub(crate) fn measure(build: &BuildDir, missed: bool) -> anyhow::Result<bool> {
     let place = build.path().join("coverage");
     let executables = build_tests(build, &place)?;
     let profile = run_tests(&executables, &place.join("profiles"))?;
