@@ -578,7 +578,8 @@ impl Engine {
             self.denied.insert(device.ifindex, device);
             self.link_lost(device.ifindex, false);
         }
-        self.out.asks.insert(device.ifindex);
+        // What is told before it is answered may be older, also in a later batch.
+        self.ask(BTreeSet::from([device.ifindex]));
     }
 
     /// Something that belongs to nobody failed, and is tried again by the timer of orphans.

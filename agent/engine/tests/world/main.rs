@@ -248,11 +248,13 @@ mod scripts {
         a_destination_passes_to_no_slot_that_still_lets_pass
         a_destination_that_passes_on_is_proven_first
         a_detach_that_failed_is_forgotten_when_somebody_is_back
+        a_device_that_a_proof_did_not_find_has_not_failed
         a_device_that_comes_back_with_its_program_leaks_nothing
         a_device_denied_under_a_new_address_keeps_its_claims
         a_device_that_is_back_at_once_keeps_its_identity
         a_device_that_is_being_asked_for_has_not_failed
         a_device_that_is_gone_is_news_whoever_asked
+        a_device_that_is_still_being_asked_for_has_not_failed
         a_device_that_was_only_denied_keeps_its_claims
         a_disproved_token_is_read_again
         a_hold_that_goes_on_over_a_restart_begins_no_schedule
