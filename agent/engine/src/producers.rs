@@ -173,6 +173,8 @@ pub(crate) struct Face {
     progressing: bool,
     touched: OpId,
     spec: Option<std::sync::Arc<PolicySpec>>,
+    /// It claims nothing yet: the same content under a later generation does.
+    outdated: bool,
 }
 
 impl SlotState {
@@ -1947,7 +1949,9 @@ impl Engine {
         let Some(state) = self.objects.policies.get(&id) else {
             return;
         };
-        if state.face.as_ref().is_none_or(|face| face.spec != state.spec) {
+        let outdated = state.is_outdated();
+        let another = |face: &Face| face.spec != state.spec || face.outdated != outdated;
+        if state.face.as_ref().is_none_or(another) {
             // Once its interfaces are planned by the new content, it may let held consumers pass.
             self.dirty.late.insert(id);
         }
@@ -1976,6 +1980,7 @@ impl Engine {
             progressing: state.progressing(self),
             touched: slot.map_or(OpId(0), |slot| slot.touched),
             spec: state.spec.clone(),
+            outdated,
         };
         if state.face.as_ref() == Some(&face) {
             return;

@@ -258,6 +258,7 @@ mod scripts {
         a_device_that_was_only_denied_keeps_its_claims
         a_disproved_token_is_read_again
         a_hold_that_goes_on_over_a_restart_begins_no_schedule
+        a_later_generation_of_the_same_content_claims_at_once
         a_leftover_of_its_own_keeps_no_policy_from_passing
         a_loser_does_not_win_the_old_set_by_an_edit
         a_loser_without_room_for_its_set_may_say_conflict
