@@ -113,9 +113,17 @@ impl Engine {
         }
         let whole = true;
         self.audit.urgent.insert(Question::Port { ifindex, whole });
-        self.audit
-            .urgent
-            .extend(slot.map(|slot| Question::Slot { slot, whole }));
+        if let Some(slot) = slot {
+            self.audit_slot_at_once(slot);
+        }
+    }
+
+    /// What a policy slot leads to is looked at at once.
+    pub(crate) fn audit_slot_at_once(&mut self, slot: SlotId) {
+        if self.config.audit_every == 0 || !self.passed {
+            return;
+        }
+        self.audit.urgent.insert(Question::Slot { slot, whole: true });
     }
 
     /// What is at the ingress hooks of these devices is looked at at once, where it concerns us.

@@ -669,11 +669,14 @@ impl Engine {
         let outdated = self.is_outdated(id);
         let knows_content = knows_content && !outdated;
         if knows_content {
-            if self.kept_slots.remove(&slot)
-                && let Some(ports) = self.slot_ports.get(&slot)
-            {
+            let kept = self.kept_slots.remove(&slot);
+            if kept && let Some(ports) = self.slot_ports.get(&slot) {
                 // What was kept because nobody knew better is judged now.
                 self.dirty.ports.extend(ports);
+            }
+            if kept {
+                // No audit has looked at it as long as nothing could be put right there.
+                self.audit_slot_at_once(slot);
             }
         } else {
             self.kept_slots.insert(slot);

@@ -292,6 +292,7 @@ mod scripts {
         a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_stops_passing_before_an_identity_is_deleted
         a_slot_that_failed_is_freed_all_the_same
+        a_slot_that_was_kept_is_audited_once_its_content_is_known
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
