@@ -113,6 +113,7 @@ pub(crate) struct Port {
     /// Policy slots to which entries still deliver that are about to be closed.
     delivering_on: BTreeSet<SlotId>,
     slots_used: BTreeSet<SlotId>,
+    /// The last epoch before the row was deleted.
     last_epoch: Option<u32>,
     #[serde(skip)]
     pub(crate) marks: Marks,
@@ -456,29 +457,31 @@ impl Port {
         !self.quiet() || !self.program.idle() || self.read.out.is_some() || uncovered
     }
 
+    /// The latest epoch that its row may have.
+    fn present_epoch(&self) -> Option<u32> {
+        let epochs = self.row.values().iter().flatten().map(|row| row.epoch);
+        epochs.reduce(later)
+    }
+
     /// The epoch of a row that is written now. `raise`: flows of the present one must be looked up anew.
     fn epoch(&self, now: Boot, raise: bool) -> u32 {
-        let present = self
-            .row
-            .values()
-            .iter()
-            .flatten()
-            .map(|row| row.epoch)
-            .reduce(|a, b| if a.wrapping_sub(b) < 1 << 31 { a } else { b });
-        match present {
+        match self.present_epoch() {
             Some(epoch) if raise => epoch.wrapping_add(1),
             Some(epoch) => epoch,
             None => {
-                // About a millisecond each: no earlier row of this interface had it, whichever life wrote that.
+                // About a millisecond each: no row that an earlier life wrote for this interface had it. This life may
+                // have raised it faster than time goes.
                 let fresh = u32::try_from((now.0 >> 20) & u64::from(u32::MAX)).unwrap_or(0);
-                if self.last_epoch == Some(fresh) {
-                    fresh.wrapping_add(1)
-                } else {
-                    fresh
-                }
+                self.last_epoch
+                    .map_or(fresh, |last| later(fresh, last.wrapping_add(1)))
             }
         }
     }
+}
+
+/// The later of two epochs: they go round.
+const fn later(a: u32, b: u32) -> u32 {
+    if a.wrapping_sub(b) < 1 << 31 { a } else { b }
 }
 
 impl Intent {
@@ -1004,13 +1007,8 @@ impl Engine {
             port.device,
             Op::ClearInterface { ifindex },
         );
-        port.last_epoch = port
-            .row
-            .values()
-            .iter()
-            .flatten()
-            .map(|row| row.epoch)
-            .next_back();
+        // A clear without a row says nothing new.
+        port.last_epoch = port.present_epoch().or(port.last_epoch);
         port.clearing = Some(op);
         port.row.send(op, None);
         port.sources.send(op, BTreeSet::new());

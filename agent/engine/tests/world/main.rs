@@ -309,6 +309,7 @@ mod scripts {
         an_attachment_that_goes_takes_its_producer_along
         an_audit_is_believed_before_the_news_of_a_dead_device
         an_entry_kept_open_keeps_nobody_elses_row_closed
+        an_epoch_that_was_raised_is_not_given_again
         an_identity_of_a_dead_device_breaks_no_path
         an_interface_that_is_left_is_cleaned_whatever_failed_before
         an_open_row_is_rewritten_while_entries_open
