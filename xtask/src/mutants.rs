@@ -380,7 +380,11 @@ fn fate_of(rule: &str, said: &str) -> Fate {
     if let Some(line) = said.lines().find(|line| speaks_of(line, rule)) {
         return Fate::Killed(line.trim().to_owned());
     }
-    Fate::Misnamed(failed.join(", "))
+    let world = said
+        .lines()
+        .find_map(rules_said)
+        .map_or_else(String::new, |rules| format!(", which says {rules}"));
+    Fate::Misnamed(format!("{}{world}", failed.join(", ")))
 }
 
 /// What the names of a rule's tests contain: `rule_13_` of `ENGINE 13`, `design_2_10_` of `DESIGN 2.10`.
@@ -389,10 +393,20 @@ fn tag(rule: &str) -> String {
     format!("{}_", tag.to_lowercase())
 }
 
-/// Whether the model world names the rule: `12 actions: DESIGN 2.7, 2.8, ENGINE 9: nothing is left ...`.
-fn speaks_of(line: &str, rule: &str) -> bool {
+/// The rules that the model world names: of `12 actions: DESIGN 2.7, 2.8, ENGINE 9: nothing is left ...` those before
+/// the colon.
+fn rules_said(line: &str) -> Option<&str> {
     let said = line.split_once(" actions: ").map_or(line, |(_, said)| said);
-    let Some((rules, _)) = said.trim().split_once(": ") else {
+    let (rules, _) = said.trim().split_once(": ")?;
+    ["ENGINE ", "DESIGN "]
+        .iter()
+        .any(|book| rules.starts_with(book))
+        .then_some(rules)
+}
+
+/// Whether the model world names the rule there.
+fn speaks_of(line: &str, rule: &str) -> bool {
+    let Some(rules) = rules_said(line) else {
         return false;
     };
     let mut book = "";
