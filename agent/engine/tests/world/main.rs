@@ -334,6 +334,7 @@ mod scripts {
         the_program_comes_after_the_last_plan
         the_row_of_an_unsupported_policy_is_closed_in_the_end
         what_an_audit_missed_leaves_no_link_behind
+        what_an_audit_put_right_serves_on
         what_cannot_be_taken_away_closes_its_interface
         what_failed_once_keeps_nobody_pending
         what_is_given_back_while_a_switch_waits_reaches_nobody

@@ -916,6 +916,10 @@ impl Oracle {
 
     /// A policy whose selected set is all of its present producers has nothing left of an earlier version.
     fn purge(&mut self, slot: SlotId, kernel: &Kernel) {
+        // What somebody else has put into a set says nothing about whom the engine left there.
+        if self.tampered.everything {
+            return;
+        }
         let Some(policy) = kernel.policies.get(&slot) else {
             return;
         };
@@ -940,6 +944,14 @@ impl Oracle {
                 .copied()
                 .collect();
             self.granted = Rc::new(kept);
+        }
+    }
+
+    /// Audits have put right what somebody changed.
+    pub(crate) fn put_right(&mut self, kernel: &Kernel) {
+        self.tampered = Tampered::default();
+        for slot in kernel.policies.keys() {
+            self.purge(*slot, kernel);
         }
     }
 

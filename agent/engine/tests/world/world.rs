@@ -16,7 +16,7 @@ use holdfast_engine::model::{
 
 use crate::coverage::{Coverage, End, EventKind, Stage};
 use crate::kernel::{Dev, Kernel, OpKind, Outcome, ifindex_of, link};
-use crate::oracle::{Checked, Oracle, Reading, Tampered, Violation, ensure};
+use crate::oracle::{Checked, Oracle, Reading, Violation, ensure};
 use crate::script::{
     Action, Addresses, ExpectedState, SECOND, Setup, Spec, Tamper, WorldLane, incarnation, object_name,
     own_address, selector,
@@ -1270,7 +1270,7 @@ impl World {
         self.settle()?;
         self.time_passes(20 * SECOND)?;
         let Some(engine) = &self.engine else { return Ok(()) };
-        self.oracle.tampered = Tampered::default();
+        self.oracle.put_right(&self.kernel);
         if self.setup.audits {
             self.kernel.stripped.clear();
         }
