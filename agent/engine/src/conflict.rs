@@ -244,6 +244,7 @@ impl Engine {
                 let consumes = state.consumes.clone();
                 let addresses = state.object.addresses.clone();
                 self.forget_tries(*id, &consumes);
+                self.disentitle(*id, &consumes);
                 self.judge_sharers(*id, &addresses);
             }
         }

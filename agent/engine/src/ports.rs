@@ -916,6 +916,16 @@ impl Engine {
         }
     }
 
+    /// Whoever loses its interface to another has no right from before when it wins it back: what it claims is not even
+    /// looked at meanwhile.
+    pub(crate) fn disentitle(&mut self, id: AttachmentId, consumes: &BTreeSet<PolicyId>) {
+        for policy in consumes {
+            if let Some(intent) = self.intent_mut(*policy, id) {
+                intent.entitled = false;
+            }
+        }
+    }
+
     /// What an earlier life let go live may stay so, also of intents that only the complete lists name.
     fn inherit(&mut self, port: &mut Port, claims: &Claims) {
         if !port.traced {

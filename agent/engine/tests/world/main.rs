@@ -350,6 +350,7 @@ mod scripts {
         what_was_kept_and_then_claimed_is_not_kept_again
         who_had_no_room_left_his_destination_to_nobody
         who_lost_its_interface_keeps_no_policy_full
+        who_lost_its_interface_reaches_no_old_set
         whose_wishes_nobody_knows_loses_its_slot_to_somebody
     }
 }
