@@ -960,7 +960,10 @@ impl Engine {
             .is_some_and(|building| right(&building.set));
         let sure = slot_state.cell.sure().is_some();
         if !slot_state.cell.idle() {
-            if !last_right {
+            // What a switch waits with is right as long as it waits, and yet is no set of this generation: it entitles
+            // nobody, whatever is being written.
+            let waiting = self.objects.policies.get(&id).is_some_and(|state| state.waiting);
+            if !last_right || waiting {
                 self.not_current(id);
             }
             return;

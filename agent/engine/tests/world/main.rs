@@ -288,6 +288,7 @@ mod scripts {
         a_saved_set_makes_room_for_nobody
         a_selector_is_written_again_once_its_backends_are_answered
         a_set_that_is_not_current_yet_entitles_nobody
+        a_set_that_waits_entitles_nobody
         a_set_without_room_lets_its_slot_stop_passing
         a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_stops_passing_before_an_identity_is_deleted
