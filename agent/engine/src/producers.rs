@@ -1993,13 +1993,13 @@ impl Engine {
         }
         let consumers: Vec<AttachmentId> = state.intents.keys().copied().collect();
         if let Some(state) = self.objects.policies.get_mut(&id) {
-            let other_set = state
+            let other = state
                 .face
                 .as_ref()
-                .is_none_or(|before| before.value != face.value);
+                .is_none_or(|before| before.value != face.value || before.spec != face.spec);
             state.face = Some(face);
-            if other_set {
-                // What was disproved of another set says nothing about this one.
+            if other {
+                // What was disproved of another set, or of another content, says nothing about this one.
                 for intent in state.intents.values_mut() {
                     intent.proof_trouble = None;
                 }

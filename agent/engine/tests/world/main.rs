@@ -347,6 +347,7 @@ mod scripts {
         what_was_about_to_be_taken_away_when_the_agent_died_is_not_known_to_the_next
         what_the_former_incarnation_asked_is_one_question_too
         what_was_disproved_of_an_incarnation_dies_with_it
+        what_was_disproved_of_one_content_is_not_held_against_the_next
         what_was_disproved_of_one_set_is_not_held_against_the_next
         what_was_kept_and_then_claimed_is_not_kept_again
         who_had_no_room_left_his_destination_to_nobody
