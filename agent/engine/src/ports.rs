@@ -2611,6 +2611,11 @@ impl Engine {
         if port.troubles.contains_key(&Goal::Unclaimed) {
             return false;
         }
+        // Where nothing is claimed any more the row goes first, and the entries with all the rest.
+        let row_is_tried = !port.row.idle() && !self.is_silent(port.row.flight());
+        if claims.is_empty() && port.troubles.contains_key(&Goal::RowClosed) && !row_is_tried {
+            return false;
+        }
         let Some(index) = claims.keys.get(key) else {
             // At the latest once the lists are complete.
             return true;

@@ -278,6 +278,7 @@ mod scripts {
         a_refused_claim_that_failed_is_tried_again
         a_refused_policy_keeps_what_a_later_generation_left
         a_revocation_under_a_closed_row_keeps_nobody_pending
+        a_row_that_cannot_be_closed_keeps_no_switch_waiting
         a_row_that_failed_under_an_unsupported_policy_is_tried_again
         a_row_that_nobody_wants_open_any_more_has_not_failed
         a_saved_generation_claims_nothing_under_a_later_slot
