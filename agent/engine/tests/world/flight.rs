@@ -1,6 +1,6 @@
 //! Operations that are out: what they write, and what they stand on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use holdfast_engine::model::{BackendId, Boot, Ifindex, Op, RouteKey, SlotId};
@@ -21,6 +21,8 @@ pub(crate) struct Context {
 pub(crate) struct Flight {
     pub(crate) op: Op,
     pub(crate) sent: Boot,
+    /// For those about a device: which one its number stood for when it was sent ([`crate::told::Told::devices`]).
+    pub(crate) device: BTreeMap<Ifindex, u64>,
     pub(crate) context: Context,
 }
 

@@ -245,6 +245,7 @@ mod scripts {
         a_consumer_that_left_and_came_back_at_once_is_new
         a_contested_consumer_keeps_what_its_policy_allows
         a_deleted_identity_voids_no_read_of_the_next
+        a_denial_of_an_earlier_device_says_nothing_of_the_next
         a_destination_passes_to_no_slot_that_still_lets_pass
         a_destination_that_passes_on_is_proven_first
         a_detach_that_failed_is_forgotten_when_somebody_is_back

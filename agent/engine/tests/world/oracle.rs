@@ -536,6 +536,7 @@ impl Oracle {
             Flight {
                 op: op.clone(),
                 sent: now.boot,
+                device: self.told.number_of(op),
                 context: self.context(),
             },
         );

@@ -117,8 +117,25 @@ impl Told {
         }
     }
 
-    /// Takes an event in. `asked`: for answers the operation; for reads what [`Told::devices`] was when they were
-    /// asked for.
+    /// What [`Told::devices`] is for the device that an operation is about.
+    pub(crate) fn number_of(&self, op: &Op) -> BTreeMap<Ifindex, u64> {
+        let number = |ifindex: Ifindex| self.devices.get(&ifindex).copied().unwrap_or(0);
+        device_of(op)
+            .map(|device| (device.ifindex, number(device.ifindex)))
+            .into_iter()
+            .collect()
+    }
+
+    /// Whether an answer is about the device that has this number now: neither number nor address tells devices apart,
+    /// and what was sent for an earlier one says nothing (ENGINE 21).
+    fn is_of(&self, device: Device, asked: &BTreeMap<Ifindex, u64>) -> bool {
+        let current = self.devices.get(&device.ifindex).copied().unwrap_or(0);
+        self.device(device.ifindex) == Some(device)
+            && asked.get(&device.ifindex).is_none_or(|asked| *asked == current)
+    }
+
+    /// Takes an event in. `op`: for answers the operation. `asked`: what [`Told::devices`] was when a read was asked
+    /// for, or an operation sent.
     pub(crate) fn take(&mut self, event: &Event, op: Option<&Op>, asked: &BTreeMap<Ifindex, u64>) {
         if says_something(event, op) {
             self.version += 1;
@@ -208,7 +225,7 @@ impl Told {
                 }
                 (Some(op), Err(OpError::NoDevice)) => {
                     if let Some(device) = device_of(op)
-                        && self.device(device.ifindex) == Some(device)
+                        && self.is_of(device, asked)
                     {
                         if let Some(identity) = self.identity(device.ifindex) {
                             self.suspects.insert(device.ifindex, (device, identity));

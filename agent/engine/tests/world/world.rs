@@ -299,11 +299,15 @@ impl World {
         self.steps += 1;
         self.handled = true;
         let mut op = None;
+        let mut asked = asked.clone();
         if let Event::Answer(id, result) = &event
             && let Some(sent) = self.oracle.flights.get(id).map(|flight| flight.sent)
         {
             let flight = self.oracle.answered(*id, result, &self.kernel);
-            op = flight.map(|flight| flight.op);
+            if let Some(flight) = flight {
+                asked = flight.device;
+                op = Some(flight.op);
+            }
             let late = self.now.boot.since(sent) >= 10 * SECOND;
             if let (Some(op), true) = (&op, late) {
                 self.oracle.coverage.end(OpKind::of(op), End::Late);
@@ -315,7 +319,7 @@ impl World {
         if self.verbose {
             eprintln!("[{:>10.6}]   <- {event:?}", self.now.boot.0 as f64 / 1e9);
         }
-        self.oracle.told.take(&event, op.as_ref(), asked);
+        self.oracle.told.take(&event, op.as_ref(), &asked);
         let now = self.now;
         if let Some(witness) = &mut self.witness {
             witness.handled(&event, now);
