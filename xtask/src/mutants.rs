@@ -410,13 +410,14 @@ fn speaks_of(line: &str, rule: &str) -> bool {
         return false;
     };
     let mut book = "";
-    rules.split(", ").any(|one| {
-        let number = one.split_once(' ').map_or(one, |(named, number)| {
-            book = named;
-            number
-        });
-        rule.split_once(' ') == Some((book, number))
-    })
+    rules == rule
+        || rules.split(", ").any(|one| {
+            let number = one.split_once(' ').map_or(one, |(named, number)| {
+                book = named;
+                number
+            });
+            rule.split_once(' ') == Some((book, number))
+        })
 }
 
 #[cfg(test)]
