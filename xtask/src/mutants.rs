@@ -398,7 +398,7 @@ fn tag(rule: &str) -> String {
 fn rules_said(line: &str) -> Option<&str> {
     let said = line.split_once(" actions: ").map_or(line, |(_, said)| said);
     let (rules, _) = said.trim().split_once(": ")?;
-    ["ENGINE ", "DESIGN "]
+    ["ENGINE", "DESIGN"]
         .iter()
         .any(|book| rules.starts_with(book))
         .then_some(rules)
@@ -459,5 +459,8 @@ mod tests {
         assert!(killed("DESIGN 2.8", said).is_some());
         assert!(killed("ENGINE 9", said).is_some());
         assert_eq!(killed("ENGINE 2.8", said), None);
+        let said = "test rest ... FAILED\n  ENGINE, The model world: rest is reached, in the state that the rules want\n";
+        assert!(killed("ENGINE, The model world", said).is_some());
+        assert_eq!(killed("ENGINE 9", said), None);
     }
 }

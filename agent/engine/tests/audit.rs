@@ -180,8 +180,26 @@ fn rule_29_there_is_no_second_audit_while_one_is_out() {
     bench.pass(5 * EVERY);
     assert_eq!(bench.audits.len(), 1);
     assert_eq!(bench.effects, []);
+    // Nor for what is to be looked at at once.
+    bench.give(Event::Objects(vec![ObjectChange::Policy(Policy {
+        generation: 2,
+        ..policy("dns", "web", "dns", &[1, 2, 4])
+    })]));
+    let mut sent = bench.poll();
+    while !sent.iter().any(|op| matches!(op, Op::ProveIntent(_))) {
+        assert_ne!(sent, [], "nothing is proven");
+        sent = bench.yes();
+    }
+    let disproved = OpError::Disproved {
+        message: "service 4 of device 5".into(),
+    };
+    bench.answer(|op| matches!(op, Op::ProveIntent(_)), Err(disproved));
+    bench.poll();
+    assert_eq!(bench.state("dns", "web"), State::Failed(FailReason::ProofFailed));
+    assert_eq!(bench.audits.len(), 1);
     bench.audit();
-    assert_eq!(bench.audits.len(), 0);
+    assert_eq!(bench.audits.len(), 1, "now it is looked at");
+    rest(&mut bench);
     let due = bench.engine.next_deadline().unwrap();
     assert!(due.since(bench.now.boot) <= EVERY);
     // An answer to a question that was never asked, or was answered before, says nothing.
