@@ -663,11 +663,19 @@ fn rule_29_a_tampered_entry_stays_closed_until_it_is_proven() {
         ["entries 5 1->0:closed"],
         "the other destination stays open"
     );
+    let rounds = bench.rounds();
     assert_eq!(
-        bench.rounds()[1],
+        rounds[1],
         ["row 5 105 epoch 1 sources"],
         "flows that it let through are looked up anew"
     );
+    let of = |what: &str| {
+        rounds
+            .iter()
+            .position(|round| round.iter().any(|op| op.starts_with(what)))
+    };
+    let (proven, opened) = (of("prove 5"), of("entries 5 1->0:open"));
+    assert!(proven.is_some() && opened > proven, "{rounds:#?}");
     assert_eq!(states(&bench), [State::Programmed; 2]);
 }
 

@@ -295,7 +295,7 @@ fn an_hour(bench: &mut Bench, fails: impl Fn(&Op) -> bool) -> Hour {
 }
 
 #[test]
-fn a_policy_that_fails_for_ever_costs_what_a_held_one_costs() {
+fn design_2_6_a_policy_that_fails_for_ever_costs_what_a_held_one_costs() {
     let bad = |op: &Op| matches!(op, Op::WriteEntries { entries, .. } if entries.contains_key(&key(2)));
     let come = |consumers| Event::Objects(vec![ObjectChange::Policy(policy("bad", consumers, "dns", &[2]))]);
 

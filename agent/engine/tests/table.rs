@@ -187,6 +187,30 @@ fn rule_2_nothing_goes_before_everything_is_known() {
 }
 
 #[test]
+fn rule_2_what_is_listed_in_part_is_not_acted_on() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    bench.crash();
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(policy("two", "web", "dns", &[2])),
+    ]));
+    bench.give(Event::LinkDump(bench.links.values().cloned().collect()));
+    assert_eq!(bench.poll(), []);
+    assert_eq!(bench.state("two", "web"), State::Pending);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "dns",
+        "web",
+        "dns",
+        &[1],
+    ))]));
+    bench.give(Event::SourceComplete);
+    bench.run();
+    assert_eq!(bench.state("two", "web"), State::Programmed);
+    assert_eq!(bench.state("dns", "web"), State::Programmed);
+}
+
+#[test]
 fn rule_2_a_row_that_cannot_be_read_keeps_its_interface_and_its_sets() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
     bench.registry.insert(5, RegistryRead::Failed("EIO".into()));
