@@ -21,9 +21,11 @@ use crate::telling::{Telling, indent, say};
 /// What the control plane may take for a change, on a machine that does much else.
 const TOLD: Duration = Duration::from_secs(30);
 /// How long a question waits for its answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two questions.
 const PACE: Duration = Duration::from_millis(2);
+/// For so long who was asked before a switch may still answer: the policy's `drain`.
+const DRAIN: Duration = Duration::from_secs(1);
 /// So many questions before and after a switch.
 const ENOUGH: usize = 200;
 
@@ -204,7 +206,9 @@ The same name, the same interface, another incarnation: what was programmed for 
         until(TOLD, "questions before the switch", || asking.so_many(ENOUGH))?;
         self.apply(&policy(DNS_NEXT.app))?;
         self.programmed()?;
-        let said = Instant::now();
+        // Until then what was asked before may still be answered, and a port that is used again is no new conversation.
+        std::thread::sleep(DRAIN);
+        let drained = Instant::now();
         let before = asking.count();
         until(TOLD, "questions after the switch", || {
             asking.so_many(before + ENOUGH)
@@ -214,7 +218,7 @@ The same name, the same interface, another incarnation: what was programmed for 
         let (old, new, nobody) = (by(Some(BY_DNS)), by(Some(BY_DNS_NEXT)), by(None));
         let after: Vec<_> = questions
             .iter()
-            .filter(|question| question.asked > said)
+            .filter(|question| question.asked > drained)
             .collect();
         println!(
             "\n  {} questions, each from a port of its own: {old} answered by `{}`, {new} by `{}`, {nobody} without an answer",
@@ -233,11 +237,11 @@ The same name, the same interface, another incarnation: what was programmed for 
             .count();
         ensure!(
             late == 0,
-            "{late} questions were answered by `{}` after the policy was said to be programmed",
+            "{late} questions were answered by `{}` after the policy was said to be programmed, and drained",
             DNS.name
         );
         println!(
-            "  Of the {} that were asked after `kubectl wait` had returned, {} were answered by `{}`.",
+            "  Of the {} that were asked a second after `kubectl wait` had returned (`drain`), {} were answered by `{}`.",
             after.len(),
             after.len() - late,
             DNS_NEXT.name
@@ -422,7 +426,7 @@ fn policy(producers: &str) -> String {
     format!(
         "apiVersion: holdfast.dev/v1alpha1\nkind: RoutePolicy\nmetadata: {{namespace: {NAMESPACE}, name: dns}}\n\
          spec:\n  consumers: {{matchLabels: {{app: web}}}}\n  producers: {{matchLabels: {{app: {producers}}}}}\n  \
-         switchover: {{drain: 0s}}\n  \
+         switchover: {{drain: 1s}}\n  \
          destinations: [{{address: {ADDRESS}, protocol: UDP, port: {PORT}}}]\n"
     )
 }
