@@ -39,7 +39,7 @@ Copies of the engine, one a core, are broken, built and tested side by side in t
   NAME         only these
   --list       each rule with its mutants, and what must notice them; runs nothing
   --part N/M   every M-th of them, beginning with the N-th
-  --quarter    the quarter whose turn it is, as `cargo xtask test` does: it turns with the revision",
+  --quarter    the quarter whose turn it is: it turns with the revision",
     run,
 };
 
@@ -140,14 +140,6 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
-}
-
-/// Tries the quarter whose turn it is; says whether each was killed.
-pub(crate) fn a_quarter(build: &BuildDir) -> anyhow::Result<bool> {
-    let list = read_list()?;
-    let (at, of) = turn(4);
-    println!("part {}/{of} of {} mutants", at + 1, list.mutant.len());
-    try_all(build, &part_of(&list.mutant, Some((at, of))))
 }
 
 fn part_of(mutants: &[Mutant], part: Option<(usize, usize)>) -> Vec<&Mutant> {
