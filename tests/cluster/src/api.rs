@@ -87,10 +87,12 @@ impl Kubectl {
         &self.kubeconfig
     }
 
-    pub(crate) fn until_ready(&self) -> anyhow::Result<()> {
-        until(READY, "the API server is ready", || {
-            Ok((self.run(&["get", "--raw", "/readyz"])? == "ok").then_some(()))
-        })
+    fn until_ready(&self) -> anyhow::Result<()> {
+        until(READY, "the API server is ready", || self.is_ready())
+    }
+
+    fn is_ready(&self) -> anyhow::Result<Option<()>> {
+        Ok((self.run(&["get", "--raw", "/readyz"])? == "ok").then_some(()))
     }
 }
 
@@ -177,6 +179,24 @@ pub(crate) fn start_server(
     enclosure.start(room, SERVER, &argv, &binaries.path())
 }
 
+/// Waits until the server that was started is ready. It ends by itself when etcd is slow while it starts; what keeps a
+/// server running elsewhere starts it once more, and so does this.
+pub(crate) fn until_server_ready(
+    kubectl: &Kubectl,
+    enclosure: &Enclosure,
+    room: &Room,
+    binaries: &Binaries,
+    address: Address,
+) -> anyhow::Result<()> {
+    let ready = until(READY, "the API server is ready", || {
+        if !enclosure.is_running(SERVER) {
+            start_server(enclosure, room, binaries, address)?;
+        }
+        kubectl.is_ready()
+    });
+    ready.with_context(|| enclosure.last_lines())
+}
+
 /// What an API server without a cluster says of its address: loopback is refused, and nobody asks.
 const API_ALONE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
@@ -258,7 +278,7 @@ impl ApiServer {
         let kubectl = Kubectl::new(binaries.get("kubectl"), Some(hall.network()), kubeconfig);
         start_etcd(&enclosure, &hall, &binaries, address)?;
         start_server(&enclosure, &hall, &binaries, address)?;
-        kubectl.until_ready().with_context(|| enclosure.last_lines())?;
+        until_server_ready(&kubectl, &enclosure, &hall, &binaries, address)?;
         Ok(Self {
             kubectl,
             own: Some(Own {
@@ -289,8 +309,9 @@ impl ApiServer {
     /// When it is not ours, or does not get ready.
     pub fn again(&self) -> anyhow::Result<()> {
         let own = self.own()?;
-        start_server(&own.enclosure, &own.enclosure.hall(), &own.binaries, own.address)?;
-        self.kubectl.until_ready()
+        let hall = own.enclosure.hall();
+        start_server(&own.enclosure, &hall, &own.binaries, own.address)?;
+        until_server_ready(&self.kubectl, &own.enclosure, &hall, &own.binaries, own.address)
     }
 
     fn own(&self) -> anyhow::Result<&Own> {

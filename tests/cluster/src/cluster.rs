@@ -321,7 +321,7 @@ impl Cluster {
             Process::Etcd => api::start_etcd(enclosure, &hall, binaries, ADDRESS),
             Process::ApiServer => {
                 api::start_server(enclosure, &hall, binaries, ADDRESS)?;
-                self.kubectl.until_ready()
+                api::until_server_ready(&self.kubectl, enclosure, &hall, binaries, ADDRESS)
             }
             Process::ControllerManager => self.start_controllers(&hall),
             Process::Scheduler => self.start_scheduler(&hall),
@@ -400,7 +400,7 @@ impl Cluster {
             node.start_containerd(&self.enclosure, &self.binaries)?;
             self.nodes.push(node);
         }
-        self.kubectl.until_ready()?;
+        api::until_server_ready(&self.kubectl, &self.enclosure, &hall, &self.binaries, ADDRESS)?;
         self.start_controllers(&hall)?;
         self.start_scheduler(&hall)?;
         let pause = self.binaries.word("pause.tar");

@@ -292,8 +292,11 @@ echo $!"#,
     /// Whether a process that was started under this name runs.
     pub(crate) fn is_running(&self, name: &str) -> bool {
         self.id(name).is_some_and(|id| {
-            let stat = fs::read_to_string(self.inner(&id).join("stat")).unwrap_or_default();
-            state(&stat).is_some_and(|state| state != 'Z')
+            let process = self.inner(&id);
+            let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+            // Its first thread may be over while others still hold its sockets.
+            let threads = || fs::read_dir(process.join("task")).map_or(0, Iterator::count);
+            state(&stat).is_some_and(|state| state != 'Z' || threads() > 1)
         })
     }
 
