@@ -109,7 +109,10 @@ impl Engine {
         if !cell.idle() && !self.is_silent(cell.flight()) {
             return true;
         }
-        if port.troubles.contains_key(&Goal::Unclaimed) {
+        if [Goal::Unclaimed, Goal::Cleared]
+            .iter()
+            .any(|goal| port.troubles.contains_key(goal))
+        {
             return false;
         }
         // Where nothing is claimed any more the row goes first, and the entries with all the rest.

@@ -152,7 +152,8 @@ impl Engine {
             port.troubles.remove(&Goal::Unclaimed);
         }
         if row_may_be_open && !deletes.is_empty() {
-            // What a wider one would deliver that is about to be closed goes when that is closed.
+            // What a wider one would deliver that is about to be closed goes when that is closed; what it would deliver
+            // to somebody who is gone, when its set has moved on.
             let closed = writes.values().flatten().chain(&revokes);
             let closing: BTreeSet<RouteKey> = closed
                 .filter(|(_, entry)| !entry.open)
@@ -160,7 +161,7 @@ impl Engine {
                 .chain(
                     port.entries
                         .iter()
-                        .filter(|(_, cell)| !cell.idle())
+                        .filter(|(_, cell)| !cell.idle() || self.delivers_to_somebody_gone(ifindex, cell))
                         .map(|(key, _)| *key),
                 )
                 .filter(|key| {
@@ -187,6 +188,19 @@ impl Engine {
             // It goes on delivering although nobody wants it: the whole interface is closed.
             port.troubles.remove(&Goal::RowOpen);
         }
+    }
+
+    /// Whether the set that an entry may deliver to has a member, beside the consumer itself, that is not ready any more.
+    fn delivers_to_somebody_gone(&self, consumer: Ifindex, cell: &Cell<Option<Entry>>) -> bool {
+        let open = cell.values().iter().flatten().filter(|entry| entry.open);
+        open.filter_map(|entry| self.slots.get(&entry.policy))
+            .flat_map(|slot| &slot.sets)
+            .flat_map(|set| set.members.keys())
+            .filter(|(member, _)| *member != consumer)
+            .any(|(member, token)| {
+                let ready = self.ports.get(member).and_then(|port| port.ready.as_ref());
+                ready.is_none_or(|ready| ready.token != *token)
+            })
     }
 
     /// Whether entries that could not be written once are there although nothing is left to be written.

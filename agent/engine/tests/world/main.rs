@@ -2,8 +2,7 @@
 //!
 //! A seed makes a tape of choices, the tape makes world actions, and an oracle that knows the rules and nothing of the
 //! engine checks every step. A failing run is shrunk to its list of actions; such lists are kept in `tests/scripts` and
-//! replayed. `HF_WHOLE=1` runs five million steps and five thousand
-//! seeds, and demands that every situation of [`coverage`] has been seen. `HF_SEED=n` runs one seed (add `HF_VERBOSE=1`
+//! replayed. `HF_WHOLE=1` runs five million steps and five thousand seeds, and demands that every situation of [`coverage`] has been seen. `HF_SEED=n` runs one seed (add `HF_VERBOSE=1`
 //! to see all of it), or makes it the first of the whole; `HF_STEPS=n` runs a number of steps (from `HF_SEED` on);
 //! `HF_FAILURES=n` stops at the n-th failing seed, `HF_SURVEY=1` only counts them.
 #![allow(
@@ -232,9 +231,9 @@ mod scripts {
     }
 
     scripts! {
+        a_backend_serves_its_own_policy_alone
         a_backend_that_could_not_be_freed_is_freed_later
         a_backend_that_drained_is_not_written_again
-        a_backend_serves_its_own_policy_alone
         a_backend_that_is_being_written_is_freed_after_the_answer
         a_claim_stays_with_its_loser_while_the_winner_has_no_slot
         a_closed_claim_that_did_not_fit_is_tried_again
@@ -244,14 +243,15 @@ mod scripts {
         a_consumer_that_leaves_reaches_no_new_set
         a_consumer_that_left_and_came_back_at_once_is_new
         a_contested_consumer_keeps_what_its_policy_allows
+        a_dead_device_that_cannot_be_cleared_keeps_no_switch_waiting
         a_deleted_identity_voids_no_read_of_the_next
         a_denial_of_an_earlier_device_says_nothing_of_the_next
         a_destination_passes_to_no_slot_that_still_lets_pass
         a_destination_that_passes_on_is_proven_first
         a_detach_that_failed_is_forgotten_when_somebody_is_back
+        a_device_denied_under_a_new_address_keeps_its_claims
         a_device_that_a_proof_did_not_find_has_not_failed
         a_device_that_comes_back_with_its_program_leaks_nothing
-        a_device_denied_under_a_new_address_keeps_its_claims
         a_device_that_is_back_at_once_keeps_its_identity
         a_device_that_is_being_asked_for_has_not_failed
         a_device_that_is_gone_is_news_whoever_asked
@@ -269,13 +269,13 @@ mod scripts {
         a_producer_is_who_it_was_over_a_restart
         a_producer_that_cannot_be_read_keeps_no_consumer_from_its_program
         a_producer_that_is_being_read_is_not_unreadable
-        a_range_of_slots_that_two_have_is_given_to_nobody
-        a_range_passes_on_after_the_services_it_catches
         a_producer_without_addresses_serves_nobody_on
         a_proof_is_asked_after_the_last_plan
+        a_range_of_slots_that_two_have_is_given_to_nobody
+        a_range_passes_on_after_the_services_it_catches
         a_range_stands_in_for_the_services_that_replace_it
-        a_read_before_the_first_dump_says_nothing
         a_range_that_stands_in_stays_announced
+        a_read_before_the_first_dump_says_nothing
         a_refused_claim_that_failed_is_tried_again
         a_refused_policy_keeps_what_a_later_generation_left
         a_revocation_under_a_closed_row_keeps_nobody_pending
@@ -289,9 +289,11 @@ mod scripts {
         a_saved_set_deletes_nothing_that_could_not_be_written
         a_saved_set_makes_room_for_nobody
         a_selector_is_written_again_once_its_backends_are_answered
+        a_service_goes_once_its_range_leads_to_nobody_gone
         a_set_that_is_not_current_yet_entitles_nobody
         a_set_that_waits_entitles_nobody
         a_set_without_room_lets_its_slot_stop_passing
+        a_slot_lets_pass_once_its_interfaces_are_planned
         a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_stops_passing_before_an_identity_is_deleted
         a_slot_that_failed_is_freed_all_the_same
@@ -330,6 +332,7 @@ mod scripts {
         no_row_opens_over_a_set_of_the_dead
         no_row_opens_while_a_selector_is_about_to_move
         nothing_goes_while_what_it_covers_is_being_closed
+        nothing_is_attached_while_its_row_is_being_closed
         nothing_is_written_while_a_clear_is_out
         one_question_about_an_intent_at_a_time
         pass_is_written_once_nobody_elses_entries_lead_to_the_slot
@@ -339,6 +342,7 @@ mod scripts {
         what_an_audit_missed_leaves_no_link_behind
         what_an_audit_put_right_serves_on
         what_cannot_be_taken_away_closes_its_interface
+        what_could_not_be_removed_of_a_dead_device_is_tried_again
         what_failed_once_keeps_nobody_pending
         what_is_given_back_while_a_switch_waits_reaches_nobody
         what_is_written_already_is_not_full
@@ -346,8 +350,8 @@ mod scripts {
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
         what_somebody_else_led_elsewhere_is_put_back_closed
-        what_was_about_to_be_taken_away_when_the_agent_died_is_not_known_to_the_next
         what_the_former_incarnation_asked_is_one_question_too
+        what_was_about_to_be_taken_away_when_the_agent_died_is_not_known_to_the_next
         what_was_disproved_of_an_incarnation_dies_with_it
         what_was_disproved_of_one_content_is_not_held_against_the_next
         what_was_disproved_of_one_set_is_not_held_against_the_next
