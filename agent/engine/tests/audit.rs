@@ -8,7 +8,6 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use holdfast_engine::Engine;
 use holdfast_engine::belief::{Audited, Belief, Difference, Drift};
 use holdfast_engine::model::*;
 use support::*;
@@ -17,8 +16,7 @@ const EVERY: u64 = 30 * SECOND;
 
 /// A bench that audits; nothing is there yet.
 fn bench() -> Bench {
-    let mut bench = Bench::new(ALL_FEATURES);
-    bench.engine = Engine::new(Config {
+    let mut bench = Bench::of(Config {
         audit_every: EVERY,
         capacity: Capacity {
             policies: 64,
@@ -27,9 +25,7 @@ fn bench() -> Bench {
         },
         ..config(ALL_FEATURES)
     });
-    bench.give(Event::Adopted(Box::default()));
-    bench.give(Event::LinkDump(Vec::new()));
-    bench.give(Event::SourceComplete);
+    bench.complete();
     bench
 }
 
@@ -37,21 +33,8 @@ fn bench() -> Bench {
 /// audits of the start are over.
 fn programmed() -> Bench {
     let mut bench = bench();
-    let numbers = [(5, "hfweb", 5), (6, "hfdns", 6), (7, "hfapi", 7)];
-    for (ifindex, name, number) in numbers {
-        bench
-            .registry
-            .insert(ifindex, identity(100 + u64::from(ifindex), number));
-        bench.give(Event::Link(veth(ifindex, name, number)));
-    }
-    let web = Attachment {
-        addresses: BTreeSet::from([SOURCE]),
-        ..attachment("web", "hfweb", "web")
-    };
+    bench.three_devices();
     bench.give(Event::Objects(vec![
-        ObjectChange::Attachment(web),
-        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
-        ObjectChange::Attachment(attachment("api", "hfapi", "api")),
         ObjectChange::Policy(policy("dns", "web", "dns", &[1, 2])),
         ObjectChange::Policy(policy("web", "api", "dns", &[3])),
     ]));
@@ -61,8 +44,6 @@ fn programmed() -> Bench {
     bench.effects.clear();
     bench
 }
-
-const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
 
 fn states(bench: &Bench) -> [State; 2] {
     [bench.state("dns", "web"), bench.state("web", "api")]
@@ -654,29 +635,36 @@ fn rule_29_a_row_that_was_set_back_gets_an_epoch_above_both() {
 
 #[test]
 fn rule_29_a_tampered_entry_stays_closed_until_it_is_proven() {
-    let mut bench = programmed();
-    entry_of(&mut bench, 5, 1).policy = 1;
-    next_audit(&mut bench);
-    let (_, sent) = bench.audit();
-    assert_eq!(
-        briefs(&sent),
-        ["entries 5 1->0:closed"],
-        "the other destination stays open"
-    );
-    let rounds = bench.rounds();
-    assert_eq!(
-        rounds[1],
-        ["row 5 105 epoch 1 sources"],
-        "flows that it let through are looked up anew"
-    );
-    let of = |what: &str| {
-        rounds
-            .iter()
-            .position(|round| round.iter().any(|op| op.starts_with(what)))
+    let to_another: fn(&mut Bench) = |bench| entry_of(bench, 5, 1).policy = 1;
+    let closed: fn(&mut Bench) = |bench| entry_of(bench, 5, 1).open = false;
+    let away: fn(&mut Bench) = |bench| {
+        bench.kernel.pins.entries.get_mut(&5).unwrap().remove(&key(1));
     };
-    let (proven, opened) = (of("prove 5"), of("entries 5 1->0:open"));
-    assert!(proven.is_some() && opened > proven, "{rounds:#?}");
-    assert_eq!(states(&bench), [State::Programmed; 2]);
+    for tamper in [to_another, closed, away] {
+        let mut bench = programmed();
+        tamper(&mut bench);
+        next_audit(&mut bench);
+        let (_, sent) = bench.audit();
+        assert_eq!(
+            briefs(&sent),
+            ["entries 5 1->0:closed"],
+            "the other destination stays open"
+        );
+        let rounds = bench.rounds();
+        assert_eq!(
+            rounds[1],
+            ["row 5 105 epoch 1 sources"],
+            "flows that it let through are looked up anew"
+        );
+        let of = |what: &str| {
+            rounds
+                .iter()
+                .position(|round| round.iter().any(|op| op.starts_with(what)))
+        };
+        let (proven, opened) = (of("prove 5"), of("entries 5 1->0:open"));
+        assert!(proven.is_some() && opened > proven, "{rounds:#?}");
+        assert_eq!(states(&bench), [State::Programmed; 2]);
+    }
 }
 
 #[test]

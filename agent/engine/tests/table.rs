@@ -277,6 +277,47 @@ fn rule_2_a_saved_set_counts_for_additions_and_holds_but_removes_nothing() {
     assert!(!bench.kernel.pins.entries[&5].contains_key(&key(2)));
 }
 
+#[test]
+fn rule_2_a_saved_set_makes_no_room() {
+    let mut bench = Bench::started_with(Capacity {
+        policies: 2,
+        ..config(ALL_FEATURES).capacity
+    });
+    bench.program();
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "two",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    bench.give(Event::Link(Link {
+        carrier: false,
+        ..veth(5, "hfweb", 5)
+    }));
+    bench.run();
+    let before = bench.kernel.pins.entries[&5].clone();
+    assert_eq!(before.len(), 2);
+    bench.crash();
+    let links = bench.links.values().cloned().collect();
+    bench.give(Event::LinkDump(links));
+    // In the saved set policy `two`, which has the last slot, leaves its destination to one that finds no slot.
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+        edit(&policy("two", "web", "dns", &[4]), |_| {}),
+        ObjectChange::Policy(policy("three", "web", "dns", &[2])),
+    ]));
+    bench.give(Event::SavedComplete);
+    bench.run();
+    assert_eq!(bench.state("three", "web"), State::Failed(FailReason::MapFull));
+    let now = &bench.kernel.pins.entries[&5];
+    assert_eq!(now[&key(2)], before[&key(2)], "nothing was removed");
+    bench.give(Event::SourceComplete);
+    bench.run();
+    assert!(!bench.kernel.pins.entries[&5].contains_key(&key(2)));
+}
+
 // --- rule 3 --------------------------------------------------------------------------------------------------
 
 #[test]
@@ -486,6 +527,100 @@ fn rule_7_one_bad_intent_keeps_no_other_closed() {
     assert_eq!(bench.kernel.pins.rows[&7].token, Some(token(107)));
     assert!(bench.kernel.pins.entries[&7][&key(1)].open);
     assert!(!bench.kernel.pins.entries[&7][&key(2)].open);
+}
+
+#[test]
+fn rule_7_no_row_opens_over_what_is_not_proven_while_it_cannot_be_closed() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    let mut none = policy("none", "web", "nobody", &[2]);
+    none.content.as_mut().unwrap().while_held = WhileHeld::Pass;
+    bench.give(objects(vec![ObjectChange::Policy(none.clone())]));
+    bench.run();
+    // A redeploy: under the closed row everything is written open.
+    bench.registry.insert(7, identity(107, 7));
+    bench.give(Event::LinkGone(5));
+    bench.give(Event::Link(veth(7, "hfweb", 7)));
+    bench.poll();
+    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
+        bench.yes();
+    }
+    assert!(bench.kernel.pins.entries[&7][&key(2)].open);
+    // What is closed while its slot may still let pass leaks: it waits.
+    bench.give(objects(vec![edit(&none, |spec| {
+        spec.while_held = WhileHeld::Drop
+    })]));
+    let sent = briefs(&bench.poll());
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    bench.answer(|op| matches!(op, Op::ProveIntent(_)), Ok(OpDone { writes: 0 }));
+    assert_eq!(bench.poll(), [], "an entry is open that nobody has proven");
+    assert_eq!(
+        bench.rounds(),
+        [vec![], vec!["entries 7 2->1:closed"], vec!["row 7 107 epoch 0"]]
+    );
+}
+
+#[test]
+fn rule_7_no_row_opens_over_entries_that_lead_to_another_policy() {
+    let mut bench = Bench::started(ALL_FEATURES);
+    bench.three_devices();
+    let mut taken_over = policy("taken-over", "web", "api", &[1, 2]);
+    taken_over.content.as_mut().unwrap().while_held = WhileHeld::Pass;
+    bench.give(objects(vec![
+        ObjectChange::Policy(taken_over.clone()),
+        ObjectChange::Policy(policy("usual", "web", "dns", &[3])),
+    ]));
+    bench.run();
+    assert_eq!(bench.state("taken-over", "web"), State::Programmed);
+    // An older policy wins one of its destinations.
+    bench.give(objects(vec![ObjectChange::Policy(Policy {
+        created_ms: 1,
+        ..policy("older", "web", "dns", &[1])
+    })]));
+    bench.run();
+    assert_eq!(
+        bench.state("taken-over", "web"),
+        State::Failed(FailReason::Conflict)
+    );
+    let older = bench.kernel.pins.entries[&5][&key(1)];
+    assert!(older.open);
+    // The consumer loses its carrier, the loser its only producer.
+    let without_carrier = Link {
+        carrier: false,
+        ..veth(5, "hfweb", 5)
+    };
+    bench.give(Event::Link(without_carrier));
+    bench.give(Event::LinkGone(7));
+    bench.run();
+    assert_eq!(bench.kernel.pins.rows[&5].token, None);
+    assert_eq!(
+        bench.kernel.pins.entries[&5][&key(1)],
+        older,
+        "under a closed row"
+    );
+    bench.give(Event::Link(veth(5, "hfweb", 5)));
+    bench.poll();
+    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
+        bench.yes();
+    }
+    // The winner goes while the slot of the one that comes after it is being written.
+    bench.give(objects(vec![
+        ObjectChange::PolicyGone(named("older")),
+        edit(&taken_over, |spec| spec.while_held = WhileHeld::Drop),
+    ]));
+    assert_eq!(briefs(&bench.poll()), ["policy 0 -> 0+0g2 serving 1"]);
+    bench.answer(
+        |op| matches!(op, Op::ProveIntent(proof) if proof.entries.contains_key(&key(3))),
+        Ok(OpDone { writes: 0 }),
+    );
+    assert_eq!(bench.poll(), [], "one leads to whoever was there before");
+    assert_eq!(
+        bench.rounds(),
+        [
+            vec![],
+            vec!["entries 5 1->0:closed"],
+            vec!["policy 2 free", "row 5 105 epoch 2 sources"],
+        ]
+    );
 }
 
 // --- rule 8 --------------------------------------------------------------------------------------------------
@@ -1573,6 +1708,37 @@ fn design_2_9_a_policy_that_cannot_be_written_holds_up_no_other() {
     bench.run();
     assert_eq!(bench.state("good", "web"), State::Programmed);
     assert_eq!(bench.state("bad", "web"), failed);
+}
+
+#[test]
+fn rule_20_an_intent_that_was_disproved_is_proven_again_although_nothing_else_is_wrong() {
+    let mut bench = Bench::programmed(ALL_FEATURES);
+    bench.give(objects(vec![ObjectChange::Policy(policy(
+        "log",
+        "web",
+        "dns",
+        &[2],
+    ))]));
+    bench.poll();
+    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
+        bench.yes();
+    }
+    bench.answer(
+        |op| matches!(op, Op::ProveIntent(_)),
+        Err(OpError::Disproved {
+            message: "verdict held".into(),
+        }),
+    );
+    bench.run();
+    assert_eq!(bench.state("log", "web"), State::Failed(FailReason::ProofFailed));
+    let mut sent = bench.pass(SECOND);
+    sent.extend(bench.run());
+    assert!(
+        sent.iter().any(|op| matches!(op, Op::ProveIntent(_))),
+        "{:?}",
+        briefs(&sent)
+    );
+    assert_eq!(bench.state("log", "web"), State::Programmed);
 }
 
 #[test]

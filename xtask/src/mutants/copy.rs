@@ -111,8 +111,8 @@ impl Copy {
             .arg(names)
             .current_dir(self.engine())
             .env_remove("RUST_BACKTRACE")
-            // The model world: a short while, every rule that is broken, and no search for the shortest story.
-            .envs([("HF_STEPS", "30000"), ("HF_FAILURES", "1000"), ("HF_SURVEY", "1")])
+            // The model world: a short while, some of the rules that are broken, and no search for the shortest story.
+            .envs([("HF_STEPS", "30000"), ("HF_FAILURES", "5"), ("HF_SURVEY", "1")])
             .stdout(File::create(&said)?)
             .stderr(Stdio::null())
             .spawn()

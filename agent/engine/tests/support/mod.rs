@@ -24,6 +24,9 @@ use holdfast_engine::view::{IntentView, PolicyView};
 /// Nanoseconds in a second.
 pub const SECOND: u64 = Boot::SECOND;
 
+/// The address of attachment `web` of [`Bench::three_devices`].
+pub const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
+
 /// FNV-1a: stands in for SHA-256.
 fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -337,9 +340,8 @@ pub struct Bench {
     pub links: BTreeMap<Ifindex, Link>,
     /// The objects in force.
     objects: BTreeMap<(bool, ObjectName), ObjectChange>,
-    features: Features,
-    /// Nanoseconds between audits; 0 = none.
-    pub audit_every: u64,
+    /// What each engine is made with.
+    config: Config,
     /// Other effects, in order.
     pub effects: Vec<Effect>,
     /// What went into the engines, if it is kept.
@@ -348,8 +350,13 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(features: Features) -> Self {
+        Self::of(config(features))
+    }
+
+    /// A bench whose engines are made with this.
+    pub fn of(config: Config) -> Self {
         Self {
-            engine: Engine::new(config(features)),
+            engine: Engine::new(config.clone()),
             now: Now {
                 boot: Boot(0),
                 wall_ms: 1_700_000_000_000,
@@ -362,8 +369,7 @@ impl Bench {
             strays: Vec::new(),
             links: BTreeMap::new(),
             objects: BTreeMap::new(),
-            features,
-            audit_every: 0,
+            config,
             effects: Vec::new(),
             journal: None,
         }
@@ -371,9 +377,7 @@ impl Bench {
 
     /// A bench that keeps a journal; its engine knows nothing yet.
     pub fn recorded(config: Config) -> Self {
-        let mut bench = Self::new(config.features);
-        bench.audit_every = config.audit_every;
-        bench.engine = Engine::new(config);
+        let mut bench = Self::of(config);
         let mut journal = journal::Journal::default();
         journal.made(&bench.engine, bench.now);
         bench.journal = Some(journal);
@@ -382,14 +386,11 @@ impl Bench {
 
     /// A bench that has started over nothing, with maps of this size.
     pub fn started_with(capacity: Capacity) -> Self {
-        let mut bench = Self::new(ALL_FEATURES);
-        bench.engine = Engine::new(Config {
+        let mut bench = Self::of(Config {
             capacity,
             ..config(ALL_FEATURES)
         });
-        bench.give(Event::Adopted(Box::default()));
-        bench.give(Event::LinkDump(Vec::new()));
-        bench.give(Event::SourceComplete);
+        bench.complete();
         bench.poll();
         bench
     }
@@ -397,34 +398,54 @@ impl Bench {
     /// A bench whose start barrier has passed over nothing.
     pub fn started(features: Features) -> Self {
         let mut bench = Self::new(features);
-        bench.give(Event::Adopted(Box::default()));
-        bench.give(Event::LinkDump(Vec::new()));
-        bench.give(Event::SourceComplete);
+        bench.complete();
         bench.poll();
         bench
     }
 
     /// Another process begins.
     fn begin(&mut self) {
-        self.engine = Engine::new(Config {
-            audit_every: self.audit_every,
-            ..config(self.features)
-        });
+        self.engine = Engine::new(self.config.clone());
         if let Some(journal) = &mut self.journal {
             journal.made(&self.engine, self.now);
         }
     }
 
+    /// Nothing is there, and nothing is wanted: the start barrier passes.
+    pub fn complete(&mut self) {
+        self.give(Event::Adopted(Box::default()));
+        self.give(Event::LinkDump(Vec::new()));
+        self.give(Event::SourceComplete);
+    }
+
     /// The same as [`Bench::started`], with audits.
     pub fn audited(features: Features, every: u64) -> Self {
-        let mut bench = Self::new(features);
-        bench.audit_every = every;
-        bench.begin();
-        bench.give(Event::Adopted(Box::default()));
-        bench.give(Event::LinkDump(Vec::new()));
-        bench.give(Event::SourceComplete);
+        let mut bench = Self::of(Config {
+            audit_every: every,
+            ..config(features)
+        });
+        bench.complete();
         bench.poll();
         bench
+    }
+
+    /// Devices 5 (`hfweb`), 6 (`hfdns`) and 7 (`hfapi`) with tokens 105, 106 and 107, and their attachments `web`
+    /// (with address [`SOURCE`]), `dns` and `api`, each with the label `app` of its name.
+    pub fn three_devices(&mut self) {
+        for (ifindex, name, number) in [(5, "hfweb", 5), (6, "hfdns", 6), (7, "hfapi", 7)] {
+            let read = identity(100 + u64::from(ifindex), number);
+            self.registry.insert(ifindex, read);
+            self.give(Event::Link(veth(ifindex, name, number)));
+        }
+        let web = Attachment {
+            addresses: BTreeSet::from([SOURCE]),
+            ..attachment("web", "hfweb", "web")
+        };
+        self.give(Event::Objects(vec![
+            ObjectChange::Attachment(web),
+            ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+            ObjectChange::Attachment(attachment("api", "hfapi", "api")),
+        ]));
     }
 
     pub fn give(&mut self, event: Event) {

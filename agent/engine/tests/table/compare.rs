@@ -10,7 +10,6 @@ use holdfast_engine::model::*;
 use crate::support::*;
 
 const NOTHING: [&str; 0] = [];
-const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
 const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
 /// Consumer `web` (device 5, with an address) of `dns` and `log`, consumer `api` (device 7) of `tea`, all served by
@@ -18,19 +17,8 @@ const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 fn programmed() -> Bench {
     let mut bench = Bench::audited(ALL_FEATURES, 30 * SECOND);
     bench.give(Event::Locals(BTreeSet::from([OWN])));
-    for (ifindex, name, number) in [(5, "hfweb", 5), (6, "hfdns", 6), (7, "hfapi", 7)] {
-        let read = identity(100 + u64::from(ifindex), number);
-        bench.registry.insert(ifindex, read);
-        bench.give(Event::Link(veth(ifindex, name, number)));
-    }
-    let web = Attachment {
-        addresses: BTreeSet::from([SOURCE]),
-        ..attachment("web", "hfweb", "web")
-    };
+    bench.three_devices();
     bench.give(Event::Objects(vec![
-        ObjectChange::Attachment(web),
-        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
-        ObjectChange::Attachment(attachment("api", "hfapi", "api")),
         ObjectChange::Policy(policy("dns", "web", "dns", &[1, 2])),
         ObjectChange::Policy(policy("log", "web", "dns", &[3])),
         ObjectChange::Policy(policy("tea", "api", "dns", &[4])),

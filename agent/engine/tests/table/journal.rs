@@ -215,9 +215,7 @@ fn an_engine_is_made_again_with_what_it_was_made_with() {
         },
     ];
     let mut bench = Bench::recorded(usual.clone());
-    bench.give(Event::Adopted(Box::default()));
-    bench.give(Event::LinkDump(Vec::new()));
-    bench.give(Event::SourceComplete);
+    bench.complete();
     bench.program();
     let mut ranges = policy("ranges", "web", "dns", &[]);
     if let Ok(spec) = &mut ranges.content {
