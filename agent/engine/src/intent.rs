@@ -236,6 +236,14 @@ pub(crate) const fn retriable(reason: FailReason) -> bool {
 }
 
 impl Intent {
+    /// The proof that is out.
+    fn asked(&self) -> Option<OpId> {
+        match self.proof {
+            Proof::Asked(op, ..) => Some(op),
+            Proof::None | Proof::Good(..) => self.asked_again,
+        }
+    }
+
     fn new(now: Now, memory: Option<Remembered>) -> Self {
         Self {
             state: State::Pending,
@@ -313,22 +321,23 @@ impl Engine {
         self.dirty.policies.insert(policy);
     }
 
+    /// What an intent has asked is out on, whoever comes in its place.
+    pub(crate) fn leave_proof(&mut self, policy: PolicyId, attachment: AttachmentId) {
+        let asked = self.intent(policy, attachment).and_then(Intent::asked);
+        if let Some(op) = asked
+            && let Some(device) = self.flights.get(&op).and_then(|flight| flight.device)
+        {
+            self.proofs_left.insert((device.ifindex, policy), op);
+        }
+    }
+
     /// A policy no longer selects a consumer.
     pub(crate) fn intent_ends(&mut self, policy: PolicyId, attachment: AttachmentId) {
+        self.leave_proof(policy, attachment);
         let Some(state) = self.objects.policies.get_mut(&policy) else {
             return;
         };
         if let Some(intent) = state.intents.remove(&attachment) {
-            // What it asked is out on, whoever comes in its place.
-            let asked = match intent.proof {
-                Proof::Asked(op, ..) => Some(op),
-                Proof::None | Proof::Good(..) => intent.asked_again,
-            };
-            if let Some(op) = asked
-                && let Some(device) = self.flights.get(&op).and_then(|flight| flight.device)
-            {
-                self.proofs_left.insert((device.ifindex, policy), op);
-            }
             state
                 .order
                 .remove(&(rank(intent.state), intent.since.boot, attachment));

@@ -144,6 +144,7 @@ impl Engine {
     /// Whatever was tried for an attachment on an interface says nothing any more: it left, or has no right to it.
     pub(crate) fn forget_tries(&mut self, id: AttachmentId, consumes: &BTreeSet<PolicyId>) {
         for policy in consumes.iter().copied() {
+            self.leave_proof(policy, id);
             if let Some(intent) = self.intent_mut(policy, id) {
                 intent.proof = Proof::None;
                 intent.asked_again = None;

@@ -249,8 +249,13 @@ impl SlotState {
     /// Whether nothing is to be written into the slot itself before its timer says so. That its set finds no room does
     /// not concern it.
     fn slot_blocked(&self) -> bool {
+        self.blocked() && !self.is_full()
+    }
+
+    /// Whether there is no room for the set that is wanted.
+    fn is_full(&self) -> bool {
         let trouble = self.trouble.as_ref();
-        trouble.is_some_and(|trouble| trouble.blocked && trouble.reason != FailReason::MapFull)
+        trouble.is_some_and(|trouble| trouble.reason == FailReason::MapFull)
     }
 
     /// Whether packets reach somebody.

@@ -170,6 +170,11 @@ impl Engine {
         } else if self.give_up_building(slot) {
             self.build(id, slot, wanted);
         }
+        let full = self.slots.get(&slot).is_some_and(|slot| slot.is_full());
+        if !sure && full {
+            // There is no room for another set: what somebody else changed is put back as it was.
+            self.resend_selector(id, slot);
+        }
     }
 
     /// The selector leads where it should. What else the slot and its backends say is brought up to date.
@@ -281,7 +286,7 @@ impl Engine {
             return;
         };
         // What was taken back of a later set may still be writing into backends of this one.
-        if slot_state.out() || slot_state.blocked() {
+        if slot_state.out() {
             return;
         }
         if let Some(selected) = slot_state.sets.last().map(|set| set.selected) {
@@ -294,7 +299,7 @@ impl Engine {
         let Some(slot_state) = self.slots.get_mut(&slot) else {
             return;
         };
-        if slot_state.out() || slot_state.blocked() {
+        if slot_state.out() || slot_state.slot_blocked() {
             return;
         }
         let generation = slot_state.last_generation.wrapping_add(1) & GENERATION_MASK;

@@ -297,7 +297,9 @@ mod scripts {
         a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_stops_passing_before_an_identity_is_deleted
         a_slot_that_failed_is_freed_all_the_same
+        a_slot_that_stands_in_for_somebody_without_room_lets_nothing_pass
         a_slot_that_was_kept_is_audited_once_its_content_is_known
+        a_slot_without_room_for_its_next_set_is_put_back
         a_stale_entry_does_not_stand_in_for_a_claim_without_a_slot
         a_stray_backend_leaves_nothing_due
         a_stray_slot_is_not_given_out_meanwhile
@@ -359,6 +361,7 @@ mod scripts {
         who_had_no_room_left_his_destination_to_nobody
         who_lost_its_interface_keeps_no_policy_full
         who_lost_its_interface_reaches_no_old_set
+        who_moves_to_another_interface_asks_once_at_a_time
         whose_wishes_nobody_knows_loses_its_slot_to_somebody
     }
 }

@@ -195,12 +195,31 @@ impl Oracle {
             .and_then(|slot| kernel.policies.get(&slot))
             .map(|policy| policy.pass_while_held);
         ensure!(
-            flag.is_none_or(|pass| pass != intent.drop) || intent.keys.is_empty() || !intent.valid,
+            flag.is_none_or(|pass| pass != intent.drop)
+                || intent.keys.is_empty()
+                || !intent.valid
+                || (!intent.drop && slot.is_some_and(|slot| self.stands_in(slot, kernel))),
             "DESIGN 2.12: whileHeld is the policy's choice",
             "{key:?} drops: {}, its slot passes: {flag:?}",
             intent.drop
         );
         Ok(())
+    }
+
+    /// Whether entries that lead to this slot stand in for claims of another policy that finds no room: as long as they
+    /// do it lets nothing pass.
+    fn stands_in(&self, slot: SlotId, kernel: &Kernel) -> bool {
+        let entries = kernel
+            .entries
+            .iter()
+            .flat_map(|(ifindex, entries)| entries.iter().map(move |(key, entry)| (*ifindex, key, entry)));
+        entries
+            .filter(|(_, _, entry)| entry.policy == slot)
+            .filter_map(|(ifindex, key, _)| self.wants.owners.get(&(ifindex, number_of(key)?)))
+            .filter_map(|owner| self.wants.intents.get(owner))
+            .any(|owner| {
+                self.slot_of(owner.policy_uid, kernel) != Some(slot) && self.has_no_room(owner, kernel)
+            })
     }
 
     fn calm_state(
