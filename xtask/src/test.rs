@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::args::Args;
 use crate::cache::BuildDir;
-use crate::{bpf, cluster, coverage, fuzz, setup, tools};
+use crate::{bpf, cluster, coverage, fuzz, mutants, setup, tools};
 
 /// This command.
 pub(crate) const COMMAND: crate::Command = crate::Command {
@@ -25,8 +25,8 @@ wherever this machine could have run them.
 
 The model world of the engine runs 5 million steps, of the same seeds each time, and with --quick 30,000 of them.
 
-When all have run, so do the engine's tests once more for their coverage (`cargo xtask coverage`), and the fuzz targets,
-for a minute in all (`cargo xtask fuzz`).
+When all have run, so do a quarter of the engine's mutants, another one at each revision (`cargo xtask mutants`), its
+coverage (`cargo xtask coverage`), and the fuzz targets, for a minute in all (`cargo xtask fuzz`).
 
   SUITE        only these suites (see --list)
   --list       name the suites and stop
@@ -115,11 +115,16 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     let mut faults = Vec::new();
     if whole && !quick {
         type Check = fn(&BuildDir) -> anyhow::Result<bool>;
-        let checks: [(&str, &str, Check); 3] = [
+        let checks: [(&str, &str, Check); 4] = [
             (
                 "cases",
                 "tests/cases.toml names a case without a test that passes for it",
                 |build| Ok(show_cases(build)? == ExitCode::SUCCESS),
+            ),
+            (
+                "mutants",
+                "the engine can be broken and no test that names the rule notices",
+                mutants::a_quarter,
             ),
             ("coverage", "too much of the engine is run by no test", |build| {
                 coverage::measure(build, false)

@@ -1440,15 +1440,20 @@ impl Oracle {
 
     /// Times of an earlier life are kept for what the complete lists name, and for nothing that became another.
     fn forget(&mut self) {
+        let prunes = self.told.passed && self.told.complete && !self.remembered.is_empty();
         let mut kept = BTreeSet::new();
         for intent in self.view.intents.values() {
+            let anew = self.told.may_be_anew(&intent.policy, &intent.consumer);
+            if !prunes && !anew {
+                continue;
+            }
             let uids = (intent.policy_uid.0.clone(), intent.consumer_uid.0.clone());
-            if self.told.may_be_anew(&intent.policy, &intent.consumer) && !self.judged.contains(&uids) {
+            if anew && !self.judged.contains(&uids) {
                 self.doubtful.insert(uids.clone());
             }
             kept.insert(uids);
         }
-        if self.told.passed && self.told.complete {
+        if prunes {
             self.remembered.retain(|uids, _| kept.contains(uids));
         }
     }
@@ -1494,9 +1499,12 @@ impl Oracle {
 
     fn the_sum(&self) -> Checked {
         const RULE: &str = "DESIGN 1: the states sum to what is desired";
-        let desired: BTreeSet<_> = self.wants.intents.keys().collect();
-        let shown: BTreeSet<_> = self.view.intents.keys().collect();
-        ensure!(desired == shown, RULE, "desired {desired:?}, shown {shown:?}");
+        let (desired, shown) = (self.wants.intents.keys(), self.view.intents.keys());
+        ensure!(
+            desired.clone().eq(shown.clone()),
+            RULE,
+            "desired {desired:?}, shown {shown:?}"
+        );
         for (key, intent) in &self.view.intents {
             let uids = (
                 crate::rules::number(&intent.policy_uid),
