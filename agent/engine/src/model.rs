@@ -615,6 +615,16 @@ impl RouteKey {
         };
         same >= u32::from(length)
     }
+
+    /// Whether its packets come to include those of the other one when that goes.
+    pub(crate) fn is_wider_than(&self, other: &Self) -> bool {
+        let wider = match (self, other) {
+            (Self::Service { .. }, _) => false,
+            (Self::Prefix { .. }, Self::Service { .. }) => true,
+            (Self::Prefix { length, .. }, Self::Prefix { length: other, .. }) => length < other,
+        };
+        wider && self.overlaps(other)
+    }
 }
 
 impl fmt::Display for RouteKey {

@@ -152,8 +152,8 @@ impl Engine {
             port.troubles.remove(&Goal::Unclaimed);
         }
         if row_may_be_open && !deletes.is_empty() {
-            // What a wider one would deliver that is about to be closed goes when that is closed; what it would deliver
-            // to somebody who is gone, when its set has moved on.
+            // What a wider one would deliver that is about to be closed goes when that is closed; what a wider one would
+            // deliver to somebody who is gone, when its set has moved on.
             let closed = writes.values().flatten().chain(&revokes);
             let closing: BTreeSet<RouteKey> = closed
                 .filter(|(_, entry)| !entry.open)
@@ -161,7 +161,7 @@ impl Engine {
                 .chain(
                     port.entries
                         .iter()
-                        .filter(|(_, cell)| !cell.idle() || self.delivers_to_somebody_gone(ifindex, cell))
+                        .filter(|(_, cell)| !cell.idle())
                         .map(|(key, _)| *key),
                 )
                 .filter(|key| {
@@ -170,7 +170,15 @@ impl Engine {
                         .is_some_and(|cell| cell.may(|entry| is_open(*entry)))
                 })
                 .collect();
-            deletes.retain(|key| !closing.iter().any(|other| other != key && other.overlaps(key)));
+            deletes.retain(|key| {
+                let closes = closing.iter().any(|other| other != key && other.overlaps(key));
+                let delivers_wrongly = || {
+                    port.entries.iter().any(|(wider, cell)| {
+                        wider.is_wider_than(key) && self.delivers_to_somebody_gone(ifindex, cell)
+                    })
+                };
+                !closes && !delivers_wrongly()
+            });
         }
         for (index, claim) in claims.intents.iter().enumerate() {
             if !writes.contains_key(&index) && self.is_claimed_after_all(port, claim, plans[index].slot) {

@@ -85,11 +85,14 @@ impl Engine {
             }
         }
         self.arena.adopt(selected.base, u32::from(selected.length));
+        let known: BTreeSet<BackendId> = members.values().copied().collect();
+        let torn = !table.iter().all(|id| known.contains(id));
         if let Some(state) = self.slots.get_mut(&slot) {
             state.sets.push(Set {
                 selected,
                 table,
                 members,
+                torn,
             });
         }
     }

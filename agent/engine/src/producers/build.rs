@@ -185,6 +185,7 @@ impl Engine {
                     },
                     table,
                     members,
+                    torn: false,
                 },
                 new,
                 revived,

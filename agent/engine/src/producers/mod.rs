@@ -91,6 +91,8 @@ pub(crate) struct Set {
     pub(crate) selected: Selected,
     pub(crate) table: Vec<BackendId>,
     pub(crate) members: BTreeMap<MemberKey, BackendId>,
+    /// Slots of it, as an earlier life left them, lead to backends that are not there: it is no set to be kept.
+    pub(crate) torn: bool,
 }
 
 /// How far a new set is.
@@ -332,7 +334,8 @@ impl PolicyState {
 
     /// Whether its set is on its way and will come without another event.
     pub(crate) fn progressing(&self, engine: &Engine) -> bool {
-        if self.ready.is_empty() || self.current || self.waiting || self.is_outdated() {
+        let stands_still = self.current || self.waiting || self.unreadable.is_some() || self.is_outdated();
+        if self.ready.is_empty() || stands_still {
             return false;
         }
         match self.slot.and_then(|slot| engine.slots.get(&slot)) {

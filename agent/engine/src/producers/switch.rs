@@ -125,7 +125,8 @@ impl Engine {
             return;
         };
         let right = |set: &Set| {
-            set.members.len() == wanted.len()
+            !set.torn
+                && set.members.len() == wanted.len()
                 && usize::from(size_class(set.members.len())) == set.table.len()
                 && wanted.iter().all(|(key, wanted)| {
                     set.members
@@ -259,7 +260,8 @@ impl Engine {
     }
 
     /// Whether this slot may let packets of held consumers pass: not while entries still lead to it that are
-    /// somebody else's by now, whose policy may say Drop.
+    /// somebody else's by now, whose policy may say Drop; and not because a saved content says so, which may be older than
+    /// what its entries were written for.
     fn may_pass(&self, id: PolicyId, slot: SlotId) -> bool {
         let planned = self
             .objects
@@ -270,6 +272,7 @@ impl Engine {
             return true;
         }
         planned
+            && self.may_remove()
             && !self.has_dirty_ports(slot)
             && self.slots.get(&slot).is_some_and(|state| state.claimed_away == 0)
     }
@@ -313,6 +316,7 @@ impl Engine {
             selected,
             table: Vec::new(),
             members: BTreeMap::new(),
+            torn: false,
         };
         self.write_selector(id, slot, selected, Some(set), true);
     }
@@ -367,6 +371,7 @@ impl Engine {
                 selected,
                 table: Vec::new(),
                 members: BTreeMap::new(),
+                torn: false,
             });
         }
         slot_state.sets.extend(set);

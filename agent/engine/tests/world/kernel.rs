@@ -657,8 +657,16 @@ impl Kernel {
         })
     }
 
-    /// What an operation writes or deletes is nobody else's any more.
+    /// What an operation writes or deletes is nobody else's any more; nor are flows that it has let through before anybody
+    /// saw it.
     fn own(&mut self, op: &Op) {
+        if let Op::WriteEntries { ifindex, entries } = op {
+            let planted = &self.planted;
+            self.flows.retain(|flow| {
+                let by = Planted::Entry(flow.consumer, flow.key);
+                flow.consumer != *ifindex || !entries.contains_key(&flow.key) || !planted.contains(&by)
+            });
+        }
         self.planted.retain(|planted| match (*planted, op) {
             (
                 Planted::Row(at) | Planted::Source(at, _) | Planted::Entry(at, _),

@@ -271,6 +271,7 @@ mod scripts {
         a_producer_that_is_being_read_is_not_unreadable
         a_producer_without_addresses_serves_nobody_on
         a_proof_is_asked_after_the_last_plan
+        a_range_goes_although_a_service_of_it_leads_to_somebody_gone
         a_range_of_slots_that_two_have_is_given_to_nobody
         a_range_passes_on_after_the_services_it_catches
         a_range_stands_in_for_the_services_that_replace_it
@@ -284,12 +285,14 @@ mod scripts {
         a_row_that_nobody_wants_open_any_more_has_not_failed
         a_saved_generation_claims_nothing_under_a_later_slot
         a_saved_generation_grants_what_it_names_and_no_more
+        a_saved_generation_lets_nothing_pass_that_is_dropped
         a_saved_generation_switches_no_later_one_away
         a_saved_set_closes_nothing_of_whom_it_does_not_know
         a_saved_set_deletes_nothing_that_could_not_be_written
         a_saved_set_makes_room_for_nobody
         a_selector_is_written_again_once_its_backends_are_answered
         a_service_goes_once_its_range_leads_to_nobody_gone
+        a_set_that_an_earlier_life_left_torn_is_built_anew
         a_set_that_is_not_current_yet_entitles_nobody
         a_set_that_waits_entitles_nobody
         a_set_without_room_lets_its_slot_stop_passing
@@ -324,6 +327,7 @@ mod scripts {
         an_outdated_content_is_not_unsupported
         an_outdated_policy_keeps_nobody_else_waiting
         an_outdated_policy_without_consumers_stays
+        an_unreadable_producer_of_another_policy_keeps_no_row_closed
         another_identity_of_a_member_is_tried_at_once
         claims_without_room_are_announced
         entries_kept_for_unknown_content_go_when_it_is_known

@@ -1057,6 +1057,7 @@ impl Oracle {
                 && alive
                 && same_way
                 && !after.serves()
+                && !Self::leads_to_another(op, kernel)
                 && self.served.get(&(ifindex, number)) == Some(&today.consumer_uid);
             if breaks && then.policy_uid == today.policy_uid && then.consumer_uid == today.consumer_uid {
                 let served = self.must_go_on(&flight.context.wants, then, before, kernel, now)
@@ -1070,6 +1071,24 @@ impl Oracle {
             }
         }
         self.grants(flight, ifindex, before, after, kernel)
+    }
+
+    /// Whether a set is selected of which a member has become another since it was proven.
+    fn leads_to_another(op: &Op, kernel: &Kernel) -> bool {
+        let Op::WritePolicy {
+            value: Some(value), ..
+        } = op
+        else {
+            return false;
+        };
+        let members = kernel.members(value.selected);
+        members
+            .iter()
+            .filter_map(|id| kernel.backends.get(id))
+            .any(|backend| {
+                let registered = kernel.registry.get(&backend.ifindex);
+                registered.map(|identity| identity.token) != Some(backend.token)
+            })
     }
 
     /// Whether what is delivered now has to be delivered on, to whomever.

@@ -1646,7 +1646,8 @@ impl World {
             Action::Poll => self.poll()?,
             Action::Work { lane, outcome } => self.work(*lane, *outcome)?,
             Action::AnswerAsk => self.answer_ask()?,
-            Action::Overrun if self.engine.is_some() => {
+            // Where nobody looks at the programs a device that was replaced before the first dump is not told apart.
+            Action::Overrun if self.engine.is_some() && (self.oracle.told.dumped || self.setup.audits) => {
                 self.links.clear();
                 self.links.push_back(LinkNews::Dump(self.kernel.links()));
                 self.links.push_back(LinkNews::Locals(self.own.clone()));
