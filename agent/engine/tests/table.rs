@@ -318,6 +318,23 @@ fn rule_2_a_saved_set_makes_no_room() {
     assert!(!bench.kernel.pins.entries[&5].contains_key(&key(2)));
 }
 
+#[test]
+fn design_2_1_who_is_not_in_a_dump_is_held() {
+    let mut bench = Bench::programmed(FIRST_FEATURES);
+    // News were lost: of the consumer's device nobody has said that it went.
+    bench.give(Event::LinkDump(vec![veth(6, "hfdns", 6)]));
+    bench.run();
+    assert_eq!(
+        bench.state("dns", "web"),
+        State::Held(HoldReason::InterfaceMissing)
+    );
+    assert!(
+        !bench.kernel.pins.rows.contains_key(&5),
+        "{:?}",
+        bench.kernel.pins.rows
+    );
+}
+
 // --- rule 3 --------------------------------------------------------------------------------------------------
 
 #[test]
