@@ -1,10 +1,11 @@
 //! The model world: the engine, alone, in a world that goes wrong in every way.
 //!
 //! A seed makes a tape of choices, the tape makes world actions, and an oracle that knows the rules and nothing of the
-//! engine checks every step. A failing run is shrunk to its list of actions; such lists are kept in `tests/scripts` and
-//! replayed. `HF_WHOLE=1` runs five million steps and five thousand seeds, and demands that every situation of [`coverage`] has been seen. `HF_SEED=n` runs one seed (add `HF_VERBOSE=1`
-//! to see all of it), or makes it the first of the whole; `HF_STEPS=n` runs a number of steps (from `HF_SEED` on);
-//! `HF_FAILURES=n` stops at the n-th failing seed, `HF_SURVEY=1` only counts them.
+//! engine checks every step. A failing run is shrunk to its list of actions; such lists are kept in `tests/scripts`
+//! and replayed. `HF_WHOLE=1` runs five million steps and five thousand seeds, and demands that every situation of
+//! [`coverage`] has been seen. `HF_SEED=n` runs one seed (add `HF_VERBOSE=1` to see all of it), or makes it the first
+//! of the whole; `HF_STEPS=n` runs a number of steps (from `HF_SEED` on); `HF_FAILURES=n` stops at the n-th failing
+//! seed, `HF_SURVEY=1` only counts them.
 #![allow(
     clippy::expect_used,
     clippy::panic,
