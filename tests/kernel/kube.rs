@@ -308,7 +308,19 @@ fn another_nodes_token_starts_no_agent() -> anyhow::Result<()> {
         lab.served(0, 0)?;
         // An API server that is away hides it; then nothing of it is believed.
         api.away()?;
+        let runs = |lab: &Lab| {
+            let lines = lab.node.log();
+            lines
+                .iter()
+                .filter(|line| line.contains("the agent runs"))
+                .count()
+        };
+        let before = runs(lab);
         lab.node.launch_agent(&[])?;
+        // One that hears of it while it starts ends at once.
+        until(BACK, "it runs without it", || {
+            Ok((runs(lab) > before).then_some(()))
+        })?;
         api.again()?;
         until(BACK, "it is said", || {
             let lines = lab.node.error_lines();
