@@ -238,6 +238,20 @@ fn rule_2_a_row_that_cannot_be_read_keeps_its_interface_and_its_sets() {
     assert_eq!(bench.state("dns", "web"), State::Programmed);
 }
 
+/// The next life knows the links, and of objects what is saved: consumer and producer of [`Bench::program`], and these.
+fn wake_saved(bench: &mut Bench, policies: Vec<ObjectChange>) {
+    bench.crash();
+    let links = bench.links.values().cloned().collect();
+    bench.give(Event::LinkDump(links));
+    bench.give(objects(vec![
+        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
+        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
+    ]));
+    bench.give(objects(policies));
+    bench.give(Event::SavedComplete);
+    bench.run();
+}
+
 #[test]
 fn rule_2_a_saved_set_counts_for_additions_and_holds_but_removes_nothing() {
     let mut bench = Bench::programmed(FIRST_FEATURES);
@@ -248,18 +262,14 @@ fn rule_2_a_saved_set_counts_for_additions_and_holds_but_removes_nothing() {
         &[2],
     ))]));
     bench.run();
-    bench.crash();
-    let links = bench.links.values().cloned().collect();
-    bench.give(Event::LinkDump(links));
     // The saved set lacks policy `two`.
-    bench.give(objects(vec![
-        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
-        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
-        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
-        ObjectChange::Policy(policy("three", "web", "dns", &[3])),
-    ]));
-    bench.give(Event::SavedComplete);
-    bench.run();
+    wake_saved(
+        &mut bench,
+        vec![
+            ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+            ObjectChange::Policy(policy("three", "web", "dns", &[3])),
+        ],
+    );
     assert_eq!(bench.state("dns", "web"), State::Programmed);
     assert_eq!(bench.state("three", "web"), State::Programmed);
     assert!(bench.kernel.pins.entries[&5][&key(2)].open, "nothing was removed");
@@ -297,19 +307,15 @@ fn rule_2_a_saved_set_makes_no_room() {
     bench.run();
     let before = bench.kernel.pins.entries[&5].clone();
     assert_eq!(before.len(), 2);
-    bench.crash();
-    let links = bench.links.values().cloned().collect();
-    bench.give(Event::LinkDump(links));
     // In the saved set policy `two`, which has the last slot, leaves its destination to one that finds no slot.
-    bench.give(objects(vec![
-        ObjectChange::Attachment(attachment("web", "hfweb", "web")),
-        ObjectChange::Attachment(attachment("dns", "hfdns", "dns")),
-        ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
-        edit(&policy("two", "web", "dns", &[4]), |_| {}),
-        ObjectChange::Policy(policy("three", "web", "dns", &[2])),
-    ]));
-    bench.give(Event::SavedComplete);
-    bench.run();
+    wake_saved(
+        &mut bench,
+        vec![
+            ObjectChange::Policy(policy("dns", "web", "dns", &[1])),
+            edit(&policy("two", "web", "dns", &[4]), |_| {}),
+            ObjectChange::Policy(policy("three", "web", "dns", &[2])),
+        ],
+    );
     assert_eq!(bench.state("three", "web"), State::Failed(FailReason::MapFull));
     let now = &bench.kernel.pins.entries[&5];
     assert_eq!(now[&key(2)], before[&key(2)], "nothing was removed");
@@ -382,9 +388,7 @@ fn rule_4_enodev_is_a_fact_about_links() {
     ]));
     bench.give(Event::Link(veth(5, "hfweb", 5)));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::Attach { .. })) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::Attach { .. }));
     bench.effects.clear();
     bench.answer(|op| matches!(op, Op::Attach { .. }), Err(OpError::NoDevice));
     bench.poll();
@@ -558,9 +562,7 @@ fn rule_7_no_row_opens_over_what_is_not_proven_while_it_cannot_be_closed() {
     bench.give(Event::LinkGone(5));
     bench.give(Event::Link(veth(7, "hfweb", 7)));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::ProveIntent(_)));
     assert!(bench.kernel.pins.entries[&7][&key(2)].open);
     // What is closed while its slot may still let pass leaks: it waits.
     bench.give(objects(vec![edit(&none, |spec| {
@@ -616,9 +618,7 @@ fn rule_7_no_row_opens_over_entries_that_lead_to_another_policy() {
     );
     bench.give(Event::Link(veth(5, "hfweb", 5)));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::ProveIntent(_)));
     // The winner goes while the slot of the one that comes after it is being written.
     bench.give(objects(vec![
         ObjectChange::PolicyGone(named("older")),
@@ -652,9 +652,7 @@ fn rule_8_what_could_not_be_written_is_taken_back_and_said() {
         &[2],
     ))]));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::WriteEntries { .. })) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::WriteEntries { .. }));
     bench.answer(|op| matches!(op, Op::WriteEntries { .. }), refused("EINVAL"));
     assert_eq!(briefs(&bench.poll()), ["delete entries 5 2"]);
     bench.run();
@@ -1178,9 +1176,7 @@ fn f32_a_thousand_incarnations_with_ever_new_errors_leave_nothing_behind() {
             .insert(ifindex, identity(u64::from(1_000 + life), number));
         bench.give(Event::Link(veth(ifindex, "hfweb", number)));
         bench.poll();
-        while !bench.out.values().any(|op| matches!(op, Op::Attach { .. })) {
-            bench.yes();
-        }
+        bench.until_out(|op| matches!(op, Op::Attach { .. }));
         // Attaching fails once, each time with another text.
         bench.answer(
             |op| matches!(op, Op::Attach { .. }),
@@ -1737,9 +1733,7 @@ fn rule_20_an_intent_that_was_disproved_is_proven_again_although_nothing_else_is
         &[2],
     ))]));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::ProveIntent(_)));
     bench.answer(
         |op| matches!(op, Op::ProveIntent(_)),
         Err(OpError::Disproved {
@@ -2555,9 +2549,7 @@ fn rule_4_an_operation_that_finds_no_device_deletes_no_identity_of_a_living_one(
         spec.destinations.insert(service(3));
     })]));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::ProveIntent(_))) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::ProveIntent(_)));
     bench.answer(|op| matches!(op, Op::ProveIntent(_)), Err(OpError::NoDevice));
     bench.run();
     // Until then it might have been there under another address, program and all: its claims stayed.
@@ -2669,9 +2661,7 @@ fn rule_25_a_set_that_is_disproved_is_never_selected() {
     bench.give(Event::LinkGone(6));
     bench.give(Event::Link(veth(8, "hfdns", 8)));
     bench.poll();
-    while !bench.out.values().any(|op| matches!(op, Op::ProveSet { .. })) {
-        bench.yes();
-    }
+    bench.until_out(|op| matches!(op, Op::ProveSet { .. }));
     bench.answer(
         |op| matches!(op, Op::ProveSet { .. }),
         Err(OpError::Disproved {

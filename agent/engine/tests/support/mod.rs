@@ -549,6 +549,13 @@ impl Bench {
         self.poll()
     }
 
+    /// Answers yes until an operation like this is out.
+    pub fn until_out(&mut self, like: impl Fn(&Op) -> bool) {
+        while !self.out.values().any(&like) {
+            self.yes();
+        }
+    }
+
     /// Answers yes until nothing more comes; all operations in the order in which they were sent.
     pub fn run(&mut self) -> Vec<Op> {
         let mut all = self.poll();
