@@ -1,5 +1,6 @@
 //! `cargo xtask test`: sets up, builds, runs every suite, and says in one line how it went.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -104,12 +105,12 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         if !chosen {
             continue;
         }
-        let (told, ok) = steps.step(&suite.name, || run_suite(suite, quick))?;
-        tally.passed += told.passed;
-        tally.failed += told.failed;
-        tally.skipped += told.skipped;
-        if !ok {
-            broken.push(suite.name.clone());
+        let ran = steps.step(&suite.name, || run_suite(suite, quick))?;
+        tally.passed += ran.tally.passed;
+        tally.failed += ran.tally.failed;
+        tally.skipped += ran.tally.skipped;
+        if !ran.ok {
+            broken.push((suite.name.as_str(), ran.last));
         }
     }
     let mut faults = Vec::new();
@@ -139,8 +140,16 @@ fn run(mut args: Args) -> anyhow::Result<ExitCode> {
     }
 
     steps.print();
+    // Once more, at the end: where only the end of a long run is kept, it says why.
+    for (name, last) in &broken {
+        println!("\n{name} failed:");
+        for line in last {
+            println!("  {line}");
+        }
+    }
     if !broken.is_empty() {
-        println!("failed suites: {}", broken.join(", "));
+        let names: Vec<&str> = broken.iter().map(|(name, _)| *name).collect();
+        println!("failed suites: {}", names.join(", "));
     }
     for fault in &faults {
         println!("{fault}");
@@ -276,8 +285,19 @@ fn suite_of(message: Message) -> Option<Suite> {
     })
 }
 
+/// How many lines of a suite that fails are shown once more at the end.
+const SHOWN_AGAIN: usize = 150;
+
+/// How a suite went.
+struct Ran {
+    tally: Tally,
+    ok: bool,
+    /// The last that it said, from its list of failures on if there is one.
+    last: VecDeque<String>,
+}
+
 /// Runs one executable, shows what it says, and counts.
-fn run_suite(suite: &Suite, quick: bool) -> anyhow::Result<(Tally, bool)> {
+fn run_suite(suite: &Suite, quick: bool) -> anyhow::Result<Ran> {
     let mut command = tools::clean(&suite.executable);
     if !quick {
         // The model world's five million steps.
@@ -292,15 +312,25 @@ fn run_suite(suite: &Suite, quick: bool) -> anyhow::Result<(Tally, bool)> {
         .with_context(|| format!("cannot run {}", suite.executable.display()))?;
     let stdout = child.stdout.take().context("the suite has no output")?;
     let mut tally = Tally::default();
+    let mut last = VecDeque::new();
+    let mut listed = false;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         println!("{line}");
         if let Some(told) = closing_line(&line) {
             tally = told;
         }
+        // libtest says it twice: what they printed, then their names.
+        if line == "failures:" && !std::mem::replace(&mut listed, true) {
+            last.clear();
+        }
+        last.push_back(line);
+        if last.len() > SHOWN_AGAIN {
+            last.pop_front();
+        }
     }
     let ok = child.wait()?.success();
-    Ok((tally, ok))
+    Ok(Ran { tally, ok, last })
 }
 
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, as libtest and libtest-mimic close.
