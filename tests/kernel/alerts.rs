@@ -406,10 +406,12 @@ fn tamper(lab: &mut Lab) -> anyhow::Result<()> {
 
 /// The agent stands still while more notifications come than its buffer takes, four times.
 fn flood(lab: &mut Lab) -> anyhow::Result<()> {
-    let overruns = |lab: &Lab| anyhow::Ok(lab.node.metrics()?.count("holdfast_netlink_overruns_total", &[]));
+    let count = |lab: &Lab, family: &str| anyhow::Ok(lab.node.metrics()?.count(family, &[]));
+    let overruns = |lab: &Lab| count(lab, "holdfast_netlink_overruns_total");
+    let dumps = |lab: &Lab| count(lab, "holdfast_netlink_resyncs_total");
     for _ in 0..4 {
-        let before = overruns(lab)?;
-        lab.node.signal_agent(Signal::STOP)?;
+        let (before, dumps_before) = (overruns(lab)?, dumps(lab)?);
+        lab.node.stop_agent()?;
         for number in 0..BURST {
             // Of a device that is up: of others the kernel says nothing.
             lab.node.rtnl.set_alias("hfb0", &number.to_string())?;
@@ -417,6 +419,10 @@ fn flood(lab: &mut Lab) -> anyhow::Result<()> {
         lab.node.signal_agent(Signal::CONT)?;
         until(LATE, "the overrun is counted", || {
             Ok((overruns(lab)? > before).then_some(()))
+        })?;
+        // Before it listens again nothing overruns it.
+        until(LATE, "it has dumped again", || {
+            Ok((dumps(lab)? > dumps_before).then_some(()))
         })?;
         throughout(PACE.time(MINUTE), "time passes", || Ok(true))?;
     }

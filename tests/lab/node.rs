@@ -333,6 +333,14 @@ impl Node {
         self.running()?.signal(signal)
     }
 
+    /// Stops the agent, and returns when it stands still. SIGCONT lets it go on.
+    ///
+    /// # Errors
+    /// When none runs.
+    pub fn stop_agent(&mut self) -> anyhow::Result<()> {
+        self.running()?.stop()
+    }
+
     /// Waits until the agent has ended by itself.
     ///
     /// # Errors

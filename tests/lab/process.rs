@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::Context;
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use anyhow::{Context, ensure};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
     set_capabilities, set_no_new_privs,
@@ -182,6 +184,23 @@ impl Running {
     /// When it is gone.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         kill_process(Pid::from_child(&self.child), signal).context("cannot send a signal")
+    }
+
+    /// Stops it, and returns when all of it stands still: on a busy machine that is a while after the signal. It goes on
+    /// with SIGCONT.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn stop(&self) -> anyhow::Result<()> {
+        self.signal(Signal::STOP)?;
+        let child = WaitId::Pid(Pid::from_child(&self.child));
+        let status = waitid(
+            child,
+            WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        );
+        let stopped = status.context("cannot wait until it stands still")?;
+        ensure!(stopped.is_some_and(|status| status.stopped()), "it has ended");
+        Ok(())
     }
 }
 
