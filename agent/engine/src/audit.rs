@@ -596,7 +596,10 @@ impl Engine {
     fn port_drifted(&mut self, ifindex: Ifindex, difference: &Difference) -> bool {
         let last = OpId(self.last_op);
         let device = self.interfaces.link(ifindex).map(|link| link.device());
-        let port = self.ports.entry(ifindex).or_insert_with(|| Port::new(device));
+        let port = self
+            .ports
+            .entry(ifindex)
+            .or_insert_with(|| Port::new(device, last));
         let mut voids_proofs = true;
         match difference {
             Difference::NoProgram { .. } => {

@@ -6,7 +6,7 @@ use super::{Port, Ready};
 use crate::engine::Engine;
 use crate::gate::{Gate, Known, classify};
 use crate::intent::{Facts, Producers, Proof, judge};
-use crate::model::{Ifindex, Mac};
+use crate::model::{Ifindex, Mac, OpId};
 use crate::objects::{AttachmentId, PolicyId};
 use crate::plan::Goal;
 
@@ -131,7 +131,11 @@ impl Engine {
         self.dirty.ports.extend(before);
         if let Some(ifindex) = holder {
             let device = self.interfaces.link(ifindex).map(|link| link.device());
-            let port = self.ports.entry(ifindex).or_insert_with(|| Port::new(device));
+            let last = OpId(self.last_op);
+            let port = self
+                .ports
+                .entry(ifindex)
+                .or_insert_with(|| Port::new(device, last));
             port.attachments.insert(id);
             let unread = port.known == Known::Unread && port.read.out.is_none();
             if unread {

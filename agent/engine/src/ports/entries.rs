@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::model::{Entry, FailReason, Ifindex, Op, OpError, OpResult, RouteKey, SlotId, Token, WhileHeld};
 use crate::objects::{AttachmentId, PolicyId};
 use crate::plan::{Goal, Removed, Trouble, What};
+use crate::producers::{MemberKey, SlotState};
 
 impl Engine {
     /// Brings the route entries towards what is wanted.
@@ -71,7 +72,9 @@ impl Engine {
                     || cell.is(&None)
                     || self.stands_in_for_another(port, claims, &key);
                 let homeless = claim.is_none() || (no_room && !stands_in && self.may_remove());
-                if may_deliver || (stands_in && cell.may(|entry| is_open(*entry))) {
+                // It does not go live with the others, either.
+                let stays_closed = stands_in || (opening && claim.is_some());
+                if may_deliver || (stays_closed && cell.may(|entry| is_open(*entry))) {
                     revokes.extend(closed_of(cell).map(|entry| (key, entry)));
                 } else if homeless && !stays {
                     deletes.push(key);
@@ -122,7 +125,9 @@ impl Engine {
                 }
                 passes_on && plan.proven
             } else {
-                (plan.proven && plan.deliverable) || (open_here && (plan.vetted || closing))
+                // What was open behind a row that was closed meanwhile goes live anew with it.
+                let goes_on = row_may_be_open && (plan.vetted || closing);
+                (plan.proven && plan.deliverable) || (open_here && goes_on)
             };
             let wanted = Entry { policy: slot, open };
             let closes = !open && cell.may(|entry| is_open(*entry));
@@ -204,11 +209,13 @@ impl Engine {
         open.filter_map(|entry| self.slots.get(&entry.policy))
             .flat_map(|slot| &slot.sets)
             .flat_map(|set| set.members.keys())
-            .filter(|(member, _)| *member != consumer)
-            .any(|(member, token)| {
-                let ready = self.ports.get(member).and_then(|port| port.ready.as_ref());
-                ready.is_none_or(|ready| ready.token != *token)
-            })
+            .any(|member| member.0 != consumer && !self.is_ready(*member))
+    }
+
+    /// Whether an incarnation is ready that a set leads to.
+    pub(super) fn is_ready(&self, (member, token): MemberKey) -> bool {
+        let ready = self.ports.get(&member).and_then(|port| port.ready.as_ref());
+        ready.is_some_and(|ready| ready.token == token)
     }
 
     /// Whether entries that could not be written once are there although nothing is left to be written.
@@ -253,8 +260,7 @@ impl Engine {
     /// then: it goes on leading to the policy that has caught them so far.
     fn catches_another(&self, port: &Port, claims: &Claims, key: &RouteKey) -> bool {
         claims.keys.iter().any(|(claimed, index)| {
-            claimed != key
-                && claimed.overlaps(key)
+            key.is_wider_than(claimed)
                 && port
                     .entries
                     .get(claimed)
@@ -278,7 +284,10 @@ impl Engine {
         if announced && there.is_some() && there == state.slot {
             return false;
         }
-        let failed = self.set_trouble(state).is_some()
+        // A set that is in trouble keeps no entry from being written: one without a slot has nothing to lead to.
+        let slot = state.slot.and_then(|slot| self.slots.get(&slot));
+        let homeless = self.set_trouble(state).is_some() && !slot.is_some_and(SlotState::in_kernel);
+        let failed = homeless
             || !state.full.is_empty()
             || port.blocked(Goal::RowClosed)
             || port.blocked(Goal::RowOpen)
@@ -547,14 +556,25 @@ impl Engine {
             .objects
             .attachments
             .get(&attachment)
-            .and_then(|state| state.port);
-        let all_exist = port
-            .and_then(|ifindex| self.ports.get(&ifindex))
-            .is_some_and(|port| {
-                keys.iter()
-                    .filter_map(|key| port.entries.get(key))
-                    .all(|cell| !cell.may(Option::is_none))
+            .and_then(|state| state.port)
+            .and_then(|ifindex| self.ports.get(&ifindex));
+        let all_exist = port.is_some_and(|port| {
+            let mut cells = keys.iter().filter_map(|key| port.entries.get(key));
+            cells.all(|cell| !cell.may(Option::is_none))
+        });
+        // Who has lost all of them to another meanwhile has nothing that failed: that one writes them anew.
+        let lost = result.is_err()
+            && port.is_none_or(|port| {
+                let claims = self.claims(port);
+                let mut owners = keys.iter().filter_map(|key| claims.keys.get(key));
+                !owners.any(|index| {
+                    let owner = &claims.intents[*index];
+                    (owner.policy, owner.attachment) == (policy, attachment)
+                })
             });
+        if lost {
+            return;
+        }
         let Some(state) = self.objects.policies.get_mut(&policy) else {
             return;
         };

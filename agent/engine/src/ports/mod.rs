@@ -181,10 +181,12 @@ fn row_open(row: Option<Row>) -> bool {
 }
 
 impl Port {
-    /// Of this device; the kernel has nothing under its number.
-    pub(crate) fn new(device: Option<Device>) -> Self {
+    /// Of this device; the kernel has nothing under its number. `last`: the last operation that was sent. What of that is
+    /// still to be answered is about a device of before.
+    pub(crate) fn new(device: Option<Device>, last: OpId) -> Self {
         Self {
             device,
+            before_device: last,
             ..Self::default()
         }
     }

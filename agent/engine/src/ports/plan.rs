@@ -374,14 +374,12 @@ impl Engine {
             plan.undecided = allowed && token.is_some() && state.progressing(self);
             return plan;
         };
-        let reached = self.families_reached(slot, |(member, token)| {
-            member != ifindex
-                && self
-                    .ports
-                    .get(&member)
-                    .and_then(|port| port.ready.as_ref())
-                    .is_some_and(|ready| ready.token == token)
-        });
+        let reached = self.families_reached(slot, |member| member.0 != ifindex && self.is_ready(member));
+        // An old set may keep a member that is gone for as long as nothing takes its place: nobody goes live over it.
+        let whole = state.current
+            || slot
+                .members()
+                .all(|(member, _)| member.0 == ifindex || self.is_ready(member));
         let reachable = claim.keys.iter().any(|key| reached.contain(key.address()));
         let granted = claim.keys.iter().any(|key| self.granted(state, port, claim, key));
         let known = matches!(locals, LocalsState::Known);
@@ -390,8 +388,14 @@ impl Engine {
         let vetted = intent.vetted.is_some()
             && intent.vetted == port.device.map(|d| d.mac).zip(token.or(port.open_for()));
         let heir = vetted || state.current || state.served.as_ref().is_some_and(|s| s.spec.is_some());
-        plan.deliverable =
-            allowed && known && token.is_some() && reachable && granted && heir && !claim.keys.is_empty();
+        plan.deliverable = allowed
+            && known
+            && token.is_some()
+            && reachable
+            && whole
+            && granted
+            && heir
+            && !claim.keys.is_empty();
         if let (Proof::Good(op, proven_for, keys), Some(token)) = (intent.proof, token) {
             plan.proven = allowed
                 && proven_for == token

@@ -266,7 +266,7 @@ impl SlotState {
     }
 
     /// Members that the selector leads to for sure, and that the kernel has as they should be.
-    fn members(&self) -> impl Iterator<Item = (MemberKey, BackendId)> + '_ {
+    pub(crate) fn members(&self) -> impl Iterator<Item = (MemberKey, BackendId)> + '_ {
         let set = self.selected_set().filter(|_| self.backends_out.is_empty());
         set.into_iter()
             .flat_map(|set| &set.members)

@@ -277,11 +277,11 @@ impl Engine {
             && self.slots.get(&slot).is_some_and(|state| state.claimed_away == 0)
     }
 
-    /// Whether interfaces with entries that lead to this slot are still to be planned.
+    /// Whether interfaces with entries that lead to this slot are still to be planned, or may be when other policies are.
     pub(super) fn has_dirty_ports(&self, slot: SlotId) -> bool {
-        self.slot_ports
-            .get(&slot)
-            .is_some_and(|ports| ports.iter().any(|ifindex| self.dirty.ports.contains(ifindex)))
+        self.slot_ports.get(&slot).is_some_and(|ports| {
+            !self.dirty.policies.is_empty() || ports.iter().any(|ifindex| self.dirty.ports.contains(ifindex))
+        })
     }
 
     fn resend_selector(&mut self, id: PolicyId, slot: SlotId) {

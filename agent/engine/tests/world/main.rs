@@ -237,6 +237,8 @@ mod scripts {
         a_backend_that_drained_is_not_written_again
         a_backend_that_is_being_written_is_freed_after_the_answer
         a_claim_stays_with_its_loser_while_the_winner_has_no_slot
+        a_claim_whose_slot_failed_keeps_another_from_passing
+        a_claim_whose_slot_failed_keeps_no_row_closed
         a_closed_claim_that_did_not_fit_is_tried_again
         a_consumer_kept_through_two_edits_is_held_on
         a_consumer_that_comes_while_a_switch_waits_reaches_nobody
@@ -246,6 +248,7 @@ mod scripts {
         a_contested_consumer_keeps_what_its_policy_allows
         a_dead_device_that_cannot_be_cleared_keeps_no_switch_waiting
         a_deleted_identity_voids_no_read_of_the_next
+        a_denial_of_a_device_says_nothing_of_the_next_of_its_number
         a_denial_of_an_earlier_device_says_nothing_of_the_next
         a_destination_passes_to_no_slot_that_still_lets_pass
         a_destination_that_passes_on_is_proven_first
@@ -257,14 +260,18 @@ mod scripts {
         a_device_that_is_being_asked_for_has_not_failed
         a_device_that_is_gone_is_news_whoever_asked
         a_device_that_is_still_being_asked_for_has_not_failed
+        a_device_that_shares_its_name_is_asked_for_before_it_is_cleared
         a_device_that_was_only_denied_keeps_its_claims
         a_disproved_token_is_read_again
         a_hold_that_goes_on_over_a_restart_begins_no_schedule
+        a_late_answer_blames_nobody_who_lost_an_interface
+        a_late_answer_blames_nobody_who_lost_the_claim
         a_later_generation_of_the_same_content_claims_at_once
         a_leftover_of_its_own_keeps_no_policy_from_passing
         a_loser_does_not_win_the_old_set_by_an_edit
         a_loser_without_room_for_its_set_may_say_conflict
         a_member_whose_program_was_taken_away_serves_nobody_on
+        a_new_label_inherits_no_right_to_an_old_set
         a_policy_that_went_while_no_agent_ran_is_reported_no_more
         a_policy_without_consumers_wants_no_set
         a_producer_is_who_it_was_over_a_restart
@@ -273,6 +280,7 @@ mod scripts {
         a_producer_without_addresses_serves_nobody_on
         a_proof_is_asked_after_the_last_plan
         a_range_goes_although_a_service_of_it_leads_to_somebody_gone
+        a_range_goes_when_its_heir_is_there_although_the_set_finds_no_room
         a_range_of_slots_that_two_have_is_given_to_nobody
         a_range_passes_on_after_the_services_it_catches
         a_range_stands_in_for_the_services_that_replace_it
@@ -293,6 +301,7 @@ mod scripts {
         a_saved_set_makes_room_for_nobody
         a_selector_is_written_again_once_its_backends_are_answered
         a_service_goes_once_its_range_leads_to_nobody_gone
+        a_service_goes_when_its_range_is_there_although_the_set_finds_no_room
         a_set_that_an_earlier_life_left_torn_is_built_anew
         a_set_that_is_not_current_yet_entitles_nobody
         a_set_that_waits_entitles_nobody
@@ -300,6 +309,7 @@ mod scripts {
         a_slot_lets_pass_once_its_interfaces_are_planned
         a_slot_of_nobody_stays_while_its_member_is_unread
         a_slot_stops_passing_before_an_identity_is_deleted
+        a_slot_that_could_not_be_freed_is_not_its_policys_any_more
         a_slot_that_failed_is_freed_all_the_same
         a_slot_that_stands_in_for_somebody_without_room_lets_nothing_pass
         a_slot_that_was_kept_is_audited_once_its_content_is_known
@@ -338,6 +348,7 @@ mod scripts {
         no_row_closes_before_its_slot_stops_passing
         no_row_opens_over_a_set_of_the_dead
         no_row_opens_while_a_selector_is_about_to_move
+        nobody_goes_live_over_an_old_set_with_a_dead_member
         nothing_goes_while_what_it_covers_is_being_closed
         nothing_is_attached_while_its_row_is_being_closed
         nothing_is_written_while_a_clear_is_out
@@ -346,6 +357,7 @@ mod scripts {
         register_returns_although_a_revocation_waits_for_the_next_opening
         the_program_comes_after_the_last_plan
         the_row_of_an_unsupported_policy_is_closed_in_the_end
+        two_claims_after_a_failed_write_do_not_wait_for_each_other
         what_an_audit_missed_leaves_no_link_behind
         what_an_audit_put_right_serves_on
         what_cannot_be_taken_away_closes_its_interface
@@ -357,13 +369,16 @@ mod scripts {
         what_only_the_complete_lists_name_serves_on
         what_our_own_write_disproved_is_asked_anew
         what_somebody_else_led_elsewhere_is_put_back_closed
+        what_stands_in_goes_when_the_heir_has_no_slot
         what_the_former_incarnation_asked_is_one_question_too
         what_was_about_to_be_taken_away_when_the_agent_died_is_not_known_to_the_next
         what_was_disproved_of_an_incarnation_dies_with_it
         what_was_disproved_of_one_content_is_not_held_against_the_next
         what_was_disproved_of_one_set_is_not_held_against_the_next
         what_was_kept_and_then_claimed_is_not_kept_again
+        what_was_open_behind_a_closed_row_is_proven_again
         who_had_no_room_left_his_destination_to_nobody
+        who_loses_to_a_later_edit_of_the_batch_switches_after_its_entries_close
         who_lost_its_interface_keeps_no_policy_full
         who_lost_its_interface_reaches_no_old_set
         who_moves_to_another_interface_asks_once_at_a_time

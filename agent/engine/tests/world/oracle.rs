@@ -48,6 +48,18 @@ pub(crate) fn number_of_hash(hash: UidHash) -> u32 {
     u32::from_be_bytes([hash.0[0], hash.0[1], hash.0[2], hash.0[3]])
 }
 
+/// The slot of a policy. One that could not be taken away may be there beside it: to that nothing leads any more.
+pub(crate) fn slot_of(policy: u32, kernel: &Kernel) -> Option<SlotId> {
+    let slots = kernel.policies.iter();
+    let mut slots = slots
+        .filter(|(_, slot)| number_of_hash(slot.uid) == policy)
+        .map(|(id, _)| *id);
+    let first = slots.next()?;
+    let entries = || kernel.entries.values().flat_map(BTreeMap::values);
+    let led_to = |id: &SlotId| entries().any(|entry| entry.policy == *id);
+    Some(slots.find(led_to).unwrap_or(first))
+}
+
 /// What failures have touched since the world was last at rest without any: nobody promises anything about that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
@@ -391,8 +403,11 @@ impl Oracle {
         }
         self.wants = Rc::new(wants(&self.told, self.features));
         // What was taken away and given back in one batch may count as new.
-        for (place, (policy, consumer)) in &self.wants.owners {
-            if self.told.changes(policy) > 1 || self.told.changes(consumer) > 1 {
+        for (place, intent) in &self.wants.owners {
+            let (policy, consumer) = intent;
+            let changed = self.told.changes(policy) > 1 || self.told.changes(consumer) > 1;
+            // What the set of an earlier version allowed it may be what it has the labels for no more.
+            if changed || self.told.relabelled.contains(consumer) {
                 self.served.remove(place);
             }
         }
@@ -1036,7 +1051,8 @@ impl Oracle {
                     .and_then(|slot| kernel.policies.get(&slot))
                     .is_some_and(|slot| slot.pass_while_held && number_of_hash(slot.uid) != today.policy_uid);
             let leaks = !before.leaks() && after.leaks() && then.drop && today.drop && !by_choice;
-            let spec_was_in_force = self.told.passed;
+            // Whose a device is that shares its name with another is asked for first.
+            let spec_was_in_force = self.told.passed && self.told.names_are_clear();
             ensure!(
                 !(leaks && spec_was_in_force),
                 "DESIGN 2.12: a claimed destination never leaks",
@@ -1805,11 +1821,8 @@ impl Oracle {
             RULE,
             "{intent:?}, told token {token:?}"
         );
-        let found = kernel
-            .policies
-            .iter()
-            .find(|(_, policy)| number_of_hash(policy.uid) == wanted.policy_uid);
-        let Some((slot, policy)) = found else {
+        let slot = slot_of(wanted.policy_uid, kernel);
+        let Some((slot, policy)) = slot.and_then(|slot| Some((slot, kernel.policies.get(&slot)?))) else {
             ensure!(false, RULE, "{key:?} has no policy slot");
             return Ok(());
         };
@@ -1818,7 +1831,7 @@ impl Oracle {
             Item::Row(ifindex),
             Item::Sources(ifindex),
             Item::Program(ifindex),
-            Item::Policy(*slot),
+            Item::Policy(slot),
             Item::Slots(policy.selected.base, u32::from(policy.selected.length)),
         ];
         used.extend(wanted.keys.iter().map(|key| Item::Entry(ifindex, route(*key))));
@@ -1858,13 +1871,13 @@ impl Oracle {
             RULE,
             "{key:?} claims nothing"
         );
-        let proof = self.proofs.get(&(ifindex, *slot));
+        let proof = self.proofs.get(&(ifindex, slot));
         for key in wanted.keys.iter().map(|key| route(*key)) {
             let entry = kernel.entries.get(&ifindex).and_then(|entries| entries.get(&key));
             ensure!(
                 entry
                     == Some(&Entry {
-                        policy: *slot,
+                        policy: slot,
                         open: true
                     }),
                 RULE,

@@ -9,7 +9,7 @@ use holdfast_engine::view::Settled;
 
 use crate::coverage::Stage;
 use crate::kernel::Kernel;
-use crate::oracle::{Checked, Oracle, announces, ensure, number_of_hash};
+use crate::oracle::{Checked, Oracle, announces, ensure, number_of_hash, slot_of};
 use crate::rules::{Gate, Intent, Must, Right};
 use crate::script::{number_of, packet, route};
 use crate::told::Known;
@@ -149,15 +149,7 @@ impl Oracle {
             .policies
             .values()
             .filter(|policy| policy.spec.is_none());
-        unknown.any(|policy| self.slot_of(policy.uid, kernel).is_none())
-    }
-
-    fn slot_of(&self, uid: u32, kernel: &Kernel) -> Option<SlotId> {
-        kernel
-            .policies
-            .iter()
-            .find(|(_, policy)| number_of_hash(policy.uid) == uid)
-            .map(|(slot, _)| *slot)
+        unknown.any(|policy| slot_of(policy.uid, kernel).is_none())
     }
 
     fn claims_are_written(
@@ -170,7 +162,7 @@ impl Oracle {
         let Some(device) = intent.device else {
             return Ok(());
         };
-        let slot = self.slot_of(intent.policy_uid, kernel);
+        let slot = slot_of(intent.policy_uid, kernel);
         if self.has_no_room(intent, kernel) {
             return Ok(());
         }
@@ -206,8 +198,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether entries that lead to this slot stand in for claims of another policy that finds no room: as long as they
-    /// do it lets nothing pass.
+    /// Whether entries that lead to this slot stand in for claims of another policy that finds no room, or whose own are
+    /// kept from being written by something that failed: as long as they do it lets nothing pass.
     fn stands_in(&self, slot: SlotId, kernel: &Kernel) -> bool {
         let entries = kernel
             .entries
@@ -216,9 +208,12 @@ impl Oracle {
         entries
             .filter(|(_, _, entry)| entry.policy == slot)
             .filter_map(|(ifindex, key, _)| self.wants.owners.get(&(ifindex, number_of(key)?)))
-            .filter_map(|owner| self.wants.intents.get(owner))
-            .any(|owner| {
-                self.slot_of(owner.policy_uid, kernel) != Some(slot) && self.has_no_room(owner, kernel)
+            .filter_map(|owner| Some((&owner.0, self.wants.intents.get(owner)?)))
+            .any(|(policy, owner)| {
+                let own = slot_of(owner.policy_uid, kernel);
+                let no_room = self.tight && own.is_none();
+                own != Some(slot)
+                    && (no_room || owner.gate == Gate::Unreadable || self.is_troubled(policy, owner))
             })
     }
 

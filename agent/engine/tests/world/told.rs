@@ -57,6 +57,8 @@ pub(crate) struct Told {
     attached_before: BTreeSet<Ifindex>,
     /// Attachments whose interface or identity an edit has changed in this batch.
     pub(crate) reborn: BTreeSet<ObjectName>,
+    /// Attachments whose labels an edit has changed in this batch.
+    pub(crate) relabelled: BTreeSet<ObjectName>,
     /// How often each object changed in this batch: what goes and comes back in one may be another or the same.
     pub(crate) changed: BTreeMap<ObjectName, u32>,
     /// Identities of devices that are gone, by number: whatever the registry says, nobody has them any more. With the
@@ -307,6 +309,7 @@ impl Told {
     /// A new batch begins.
     pub(crate) fn batch_ends(&mut self) {
         self.reborn.clear();
+        self.relabelled.clear();
         self.changed.clear();
     }
 
@@ -356,6 +359,9 @@ impl Told {
                     (&before.interface, before.expected) != (&attachment.interface, attachment.expected)
                 }) {
                     self.reborn.insert(attachment.name.clone());
+                }
+                if before.is_some_and(|before| before.labels != attachment.labels) {
+                    self.relabelled.insert(attachment.name.clone());
                 }
                 self.attachments
                     .insert(attachment.name.clone(), attachment.clone());
