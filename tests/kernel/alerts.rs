@@ -16,7 +16,7 @@ use holdfast_tests::objects::Policy;
 use holdfast_tests::prometheus::{LATE, Prometheus};
 use holdfast_tests::tamper::{foreign, key_of_c0};
 use holdfast_tests::told::PolicyLine;
-use holdfast_tests::{EVENT_BUDGET, Lab, Workload, say, throughout, until};
+use holdfast_tests::{Lab, Workload, say, throughout, until};
 use rustix::process::Signal;
 
 holdfast_tests::suite! {
@@ -104,7 +104,7 @@ fn f17_a_hold_a_storm_and_what_is_deleted() -> anyhow::Result<()> {
         for number in 0..STORM {
             lab.node.put_policy(&of_storm(lab, number))?;
         }
-        lab.until_intents("programmed", 4 + 2 * u64::from(STORM), 5 * EVENT_BUDGET)?;
+        lab.until_intents("programmed", 4 + 2 * u64::from(STORM), LATE)?;
         lab.node.unregister("hfc0")?;
         prometheus.until_firing("HoldfastNodeHolds", &[], 3 * MINUTE)?;
         prometheus.until_resolved("HoldfastPolicyHeld", AFTERWARDS)?;
@@ -116,7 +116,7 @@ fn f17_a_hold_a_storm_and_what_is_deleted() -> anyhow::Result<()> {
         // The one that is left is held; its consumer is deleted, then the policy.
         prometheus.until_firing("HoldfastPolicyHeld", &[("policy", DNS)], 3 * MINUTE)?;
         lab.node.remove_file("attachment-c0.yaml")?;
-        until(EVENT_BUDGET, "no series says since when", || {
+        until(LATE, "no series says since when", || {
             let metrics = lab.node.metrics()?;
             let start = metrics.get("holdfast_policy_hold_start_timestamp_seconds", &[]);
             Ok(start.is_none().then_some(()))
@@ -137,7 +137,7 @@ fn cycles(lab: &Lab) -> anyhow::Result<()> {
         let metrics = lab.node.metrics()?;
         Ok(metrics.count("holdfast_source_objects", &[("kind", "RoutePolicy")]))
     };
-    until(EVENT_BUDGET, "one policy is left", || {
+    until(LATE, "one policy is left", || {
         Ok((objects(lab)? == 1).then_some(()))
     })?;
     let baseline = lab.node.metrics()?.series();
@@ -175,6 +175,9 @@ fn cycles(lab: &Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Seconds that an age may be off: what a busy machine takes to notice, well below what a wrong clock or a life makes of it.
+const OFF: f64 = 1.5;
+
 /// Seconds since the oldest hold of the policy began, as a scrape says it.
 fn hold_age(lab: &Lab) -> anyhow::Result<Option<f64>> {
     let metrics = lab.node.metrics()?;
@@ -202,10 +205,10 @@ fn f47_a_hold_while_the_clock_is_wrong() -> anyhow::Result<()> {
         let right_age = |lab: &Lab| -> anyhow::Result<()> {
             let age = hold_age(lab)?.context("nothing is held")?;
             let expected = held.elapsed().as_secs_f64();
-            ensure!((age - expected).abs() < 1.0, "{age} s old, not {expected}");
+            ensure!((age - expected).abs() < OFF, "{age} s old, not {expected}");
             Ok(())
         };
-        until(EVENT_BUDGET, "it is held", || Ok(hold_age(lab)?.map(drop)))?;
+        until(LATE, "it is held", || Ok(hold_age(lab)?.map(drop)))?;
         right_age(lab)?;
         prometheus.until_firing("HoldfastPolicyHeld", &[("policy", DNS)], 3 * MINUTE)?;
         ensure!(held.elapsed() >= PACE.time(3 * MINUTE), "too early");
@@ -232,6 +235,8 @@ fn f47_a_hold_while_the_clock_is_wrong() -> anyhow::Result<()> {
     })
 }
 
+/// Times are kept a second after they change.
+const KEPT: Duration = Duration::from_secs(2);
 /// Lives of the agent, each about two minutes at the pace of the alerts.
 const LIVES: u32 = 8;
 
@@ -241,9 +246,8 @@ fn f48_a_hold_through_a_crash_loop() -> anyhow::Result<()> {
         prometheus.silent("HoldfastPolicyHeld")?;
         lab.node.unregister("hfc0")?;
         let held = Instant::now();
-        until(EVENT_BUDGET, "it is held", || Ok(hold_age(lab)?.map(drop)))?;
-        // Times are kept a second after they change.
-        throughout(2 * EVENT_BUDGET, "held", || Ok(hold_age(lab)?.is_some()))?;
+        until(LATE, "it is held", || Ok(hold_age(lab)?.map(drop)))?;
+        throughout(KEPT, "held", || Ok(hold_age(lab)?.is_some()))?;
         let mut fired = 0;
         for _ in 0..LIVES {
             lab.node.end_agent(Signal::KILL)?;
@@ -252,7 +256,7 @@ fn f48_a_hold_through_a_crash_loop() -> anyhow::Result<()> {
             let ready = Instant::now();
             let age = until(LATE, "it is held", || hold_age(lab))?;
             let expected = held.elapsed().as_secs_f64();
-            ensure!((age - expected).abs() < 1.0, "{age} s old, not {expected}");
+            ensure!((age - expected).abs() < OFF, "{age} s old, not {expected}");
             let life = PACE.time(2 * MINUTE);
             std::thread::sleep(life.saturating_sub(ready.elapsed()));
             fired += usize::from(!prometheus.firing("HoldfastPolicyHeld")?.is_empty());
@@ -342,7 +346,7 @@ fn hang(lab: &Lab, prometheus: &Prometheus) -> anyhow::Result<()> {
         let labels = [("policy", DNS), ("stage", stage)];
         Ok(lab.node.metrics()?.get("holdfast_policy_generation", &labels))
     };
-    until(EVENT_BUDGET, "seen and applied diverge", || {
+    until(LATE, "seen and applied diverge", || {
         let (seen, applied) = (stage("seen")?, stage("applied")?);
         Ok((seen == Some(2.0) && applied == Some(1.0)).then_some(()))
     })?;

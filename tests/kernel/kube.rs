@@ -51,7 +51,7 @@ fn scene(test: impl FnOnce(&mut Lab, &ApiServer) -> anyhow::Result<()>) -> anyho
         put_objects(lab, &api)?;
         lab.node.start_agent()?;
         lab.register_all()?;
-        lab.until_programmed()
+        lab.until_set_up()
     })?;
     lab.run(|lab| test(lab, &api))
 }
@@ -395,7 +395,7 @@ fn f07_an_edit_that_changes_nothing_here() -> anyhow::Result<()> {
         policy.services.reverse();
         apply(api, &policy.to_string())?;
         let edited = Instant::now();
-        until(EVENT_BUDGET, "the node knows the next generation", || {
+        until(SEEN, "the node knows the next generation", || {
             let report = lab.node.report()?.context("no report")?;
             let line = report.policy(DNS).context("not reported")?;
             Ok((line.generation == generation + 1 && line.state == "Programmed").then_some(()))
@@ -557,7 +557,7 @@ fn f20_a_boot_without_the_api_server() -> anyhow::Result<()> {
         lab.node
             .until_verdict(DNS, "Held(IdentityMissing)", EVENT_BUDGET)?;
         lab.register_all()?;
-        lab.until_programmed()?;
+        lab.until_set_up()?;
         lab.served(0, 0)?;
         ensure!(
             saved_age(lab)?.is_some_and(|age| age < 300.0),
@@ -594,7 +594,7 @@ fn f20_a_boot_without_the_api_server() -> anyhow::Result<()> {
                 .map(drop))
         })?;
         lab.register_all()?;
-        lab.until_programmed()?;
+        lab.until_set_up()?;
         lab.served(0, 0)?;
         // Another life of the pins: the report says so before it counts.
         until(SEEN, "another epoch is reported", || {

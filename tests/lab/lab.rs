@@ -15,6 +15,8 @@ pub const DNS: &str = "dns";
 /// Policy of the consumers 1 and 2, served by producer 1.
 pub const WEB: &str = "web";
 
+/// How long a scene may take to come about. That is no measurement: another may be coming about beside it.
+const SET_UP: Duration = Duration::from_secs(30);
 /// Packets that the bystander sends a second.
 const BYSTANDER_RATE: u64 = 500;
 
@@ -101,7 +103,7 @@ impl Lab {
         let at = SocketAddr::new(to.addresses[0], BYSTANDER_PORT);
         let receiver = Producer::serve(to.space()?, 99, &[at])?;
         let flow = Flow::start(from.space()?, at, BYSTANDER_RATE, receiver.id())?;
-        flow.flows(10, EVENT_BUDGET)
+        flow.flows(10, SET_UP)
             .context("the bystander's packets do not arrive")?;
         let consumer = |name, number, roles: &[(&str, &str)]| Workload::new(name, number, roles, &[]);
         let producer = |name, number, app, service: Service| {
@@ -155,7 +157,7 @@ impl Lab {
         self.node.launch_agent(environment)?;
         self.node.until_ready()?;
         self.register_all()?;
-        self.until_programmed()
+        self.until_set_up()
     }
 
     /// Sets a scene up; if that fails, says what the agent said.
@@ -264,9 +266,20 @@ impl Lab {
     /// # Errors
     /// When they are not within the event budget, and 20 ms for the attach of each interface.
     pub fn until_programmed(&self) -> anyhow::Result<()> {
-        let budget = EVENT_BUDGET + Duration::from_millis(100);
-        self.node.until_verdict(DNS, "Programmed", budget)?;
-        self.node.until_verdict(WEB, "Programmed", budget)
+        self.until_programmed_within(EVENT_BUDGET + Duration::from_millis(100))
+    }
+
+    /// The same of a scene that is coming about, beside whatever else is.
+    ///
+    /// # Errors
+    /// When they are not within half a minute.
+    pub fn until_set_up(&self) -> anyhow::Result<()> {
+        self.until_programmed_within(SET_UP)
+    }
+
+    fn until_programmed_within(&self, time: Duration) -> anyhow::Result<()> {
+        self.node.until_verdict(DNS, "Programmed", time)?;
+        self.node.until_verdict(WEB, "Programmed", time)
     }
 
     /// Asks a service once by each protocol and family, and wants the right answer each time.

@@ -20,8 +20,8 @@ pub const BRIDGE: &str = "hfbr";
 const BRIDGE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 91, 0, 1));
 const BRIDGE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0x91, 0, 0, 0, 0, 0, 1));
 
-/// How long the kernel may take to let a device send.
-const CARRIER_BUDGET: Duration = Duration::from_secs(5);
+/// How long the kernel may take to let a device send: it gets round to that about once a second, for all namespaces.
+const CARRIER_BUDGET: Duration = Duration::from_secs(20);
 
 /// Of `/proc/net/ipv6_route`: packets to this destination are for this host (`linux/ipv6_route.h`).
 const RTF_LOCAL: u32 = 0x8000_0000;
