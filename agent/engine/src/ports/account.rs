@@ -8,6 +8,7 @@ use crate::conflict::Claims;
 use crate::engine::Engine;
 use crate::model::{Entry, Ifindex, RouteKey, SlotId};
 use crate::plan::Goal;
+use crate::producers::SlotState;
 
 impl Engine {
     /// Keeps the indexes of policy slots, and the counts of what is on its way out.
@@ -61,34 +62,12 @@ impl Engine {
             self.summary.intents.removing = self.summary.intents.removing.saturating_sub(1);
             self.count_removing(*slot, |count| count.saturating_sub(1));
         }
-        for slot in claimed_away.difference(&port.claimed_away) {
-            if let Some(state) = self.slots.get_mut(slot) {
-                state.claimed_away += 1;
-            }
-        }
-        for slot in port.claimed_away.difference(&claimed_away) {
-            if let Some(state) = self.slots.get_mut(slot) {
-                state.claimed_away = state.claimed_away.saturating_sub(1);
-                if state.claimed_away == 0 {
-                    // Its policy may let held consumers pass now.
-                    self.dirty.policies.extend(state.owner);
-                }
-            }
-        }
-        for slot in delivering_on.difference(&port.delivering_on) {
-            if let Some(state) = self.slots.get_mut(slot) {
-                state.delivering_on += 1;
-            }
-        }
-        for slot in port.delivering_on.difference(&delivering_on) {
-            if let Some(state) = self.slots.get_mut(slot) {
-                state.delivering_on = state.delivering_on.saturating_sub(1);
-                if state.delivering_on == 0 {
-                    // Its selector may move now.
-                    self.dirty.policies.extend(state.owner);
-                }
-            }
-        }
+        // Its policy may let held consumers pass when nothing is claimed away any more.
+        self.count_ports(&port.claimed_away, &claimed_away, |slot| &mut slot.claimed_away);
+        // Its selector may move when nothing delivers on any more.
+        self.count_ports(&port.delivering_on, &delivering_on, |slot| {
+            &mut slot.delivering_on
+        });
         port.removing = removing;
         port.claimed_away = claimed_away;
         port.delivering_on = delivering_on;
@@ -127,6 +106,29 @@ impl Engine {
         let claim = &claims.intents[*index];
         self.intent(claim.policy, claim.attachment)
             .is_none_or(|intent| intent.entries_trouble.is_none() && intent.fallback == 0)
+    }
+
+    /// Counts the interfaces that have something to do with a slot; its policy is planned when there is none any more.
+    fn count_ports(
+        &mut self,
+        before: &BTreeSet<SlotId>,
+        now: &BTreeSet<SlotId>,
+        counter: impl Fn(&mut SlotState) -> &mut u64,
+    ) {
+        for slot in now.difference(before) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                *counter(state) += 1;
+            }
+        }
+        for slot in before.difference(now) {
+            if let Some(state) = self.slots.get_mut(slot) {
+                let count = counter(state);
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.dirty.policies.extend(state.owner);
+                }
+            }
+        }
     }
 
     fn count_removing(&mut self, slot: SlotId, count: impl FnOnce(u64) -> u64) {
