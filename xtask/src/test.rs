@@ -355,12 +355,15 @@ fn closing_line(line: &str) -> Option<Tally> {
 
 /// Asks the checker of `tests/cases.toml`.
 fn show_cases(build: &BuildDir) -> anyhow::Result<ExitCode> {
-    let status = build
-        .cargo()?
-        // Of the whole workspace, as all else is built: features of one package alone would build everything again.
-        .args(["run", "--quiet", "--bin", "cases"])
+    // It is built with all the rest; a `cargo run` of its package would build what that stands on again, with the features
+    // of that package alone.
+    let status = tools::clean(build.path().join("debug/cases"))
+        .current_dir(tools::workspace_root()?)
+        .env("CARGO", tools::cargo())
+        .env("CARGO_TARGET_DIR", build.path())
+        .env("HOLDFAST_BPF_OBJECT", build.bpf_object()?)
         .status()
-        .context("cannot run cargo")?;
+        .context("cannot run the checker of the cases")?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {
