@@ -355,9 +355,9 @@ fn closing_line(line: &str) -> Option<Tally> {
 
 /// Asks the checker of `tests/cases.toml`.
 fn show_cases(build: &BuildDir) -> anyhow::Result<ExitCode> {
-    // It is built with all the rest; a `cargo run` of its package would build what that stands on again, with the features
-    // of that package alone.
-    let status = tools::clean(build.path().join("debug/cases"))
+    // It is built with all the rest, and asks cargo for the tests in the same environment: in another one, as `cargo run`
+    // makes it, build scripts that look at it run again, and half of the dependencies are built anew.
+    let status = Command::new(build.path().join("debug/cases"))
         .current_dir(tools::workspace_root()?)
         .env("CARGO", tools::cargo())
         .env("CARGO_TARGET_DIR", build.path())
