@@ -7,8 +7,8 @@ use std::rc::Rc;
 use holdfast_engine::Engine;
 use holdfast_engine::model::{
     Backend, BackendId, Boot, Device, Effect, Entry, FailReason, Features, Happening, HoldReason, Ifindex,
-    IntentProof, Level, LogLine, Now, ObjectName, OnDeadline, Op, OpError, OpId, OpResult, PolicySlot,
-    Remembered, RouteKey, Row, Selected, SlotId, State, Token, UidHash,
+    IntentProof, Level, LogLine, Now, ObjectName, OnDeadline, Op, OpError, OpId, OpResult, Remembered,
+    RouteKey, Row, Selected, SlotId, State, Token, UidHash,
 };
 use holdfast_engine::view::{IntentView, PolicyView, Summary};
 
@@ -467,8 +467,7 @@ impl Oracle {
 
     /// Whether there may be no policy slot for an intent, whatever else is said of it.
     pub(crate) fn has_no_room(&self, intent: &Intent, kernel: &Kernel) -> bool {
-        let has_slot = |policy: &PolicySlot| number_of_hash(policy.uid) == intent.policy_uid;
-        self.tight && !kernel.policies.values().any(has_slot)
+        self.tight && slot_of(intent.policy_uid, kernel).is_none()
     }
 
     pub(crate) fn context(&self) -> Context {

@@ -210,10 +210,10 @@ impl Oracle {
             .filter_map(|(ifindex, key, _)| self.wants.owners.get(&(ifindex, number_of(key)?)))
             .filter_map(|owner| Some((&owner.0, self.wants.intents.get(owner)?)))
             .any(|(policy, owner)| {
-                let own = slot_of(owner.policy_uid, kernel);
-                let no_room = self.tight && own.is_none();
-                own != Some(slot)
-                    && (no_room || owner.gate == Gate::Unreadable || self.is_troubled(policy, owner))
+                slot_of(owner.policy_uid, kernel) != Some(slot)
+                    && (self.has_no_room(owner, kernel)
+                        || owner.gate == Gate::Unreadable
+                        || self.is_troubled(policy, owner))
             })
     }
 
